@@ -1,0 +1,107 @@
+"""What a forward depends on besides its arguments: RNG, autocast, attention backends, device.
+
+Captured when a block runs, set again around its recompute. On CUDA the backward runs on another
+thread, which shares none of the thread-local part, so all of it is set explicitly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from mimose.trees import tensors_in
+
+_AUTOCAST_DEVICES = ("cuda", "cpu")
+
+
+class Ambient:
+    """The ambient state of one forward, and how to run something under it again."""
+
+    __slots__ = ("autocast", "device", "generators", "sdpa")
+
+    def __init__(self, args: Any, *, preserve_rng: bool) -> None:
+        self.generators = _generator_states(args) if preserve_rng else []
+        self.autocast = _autocast_state()
+        self.sdpa = _sdpa_state()
+        self.device = _default_device()
+
+    def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call `function` as in the forward; afterwards all is as if it had never run."""
+        present = [(generator, generator.get_state()) for generator, _ in self.generators]
+        sdpa = _sdpa_state()
+        try:
+            for generator, state in self.generators:
+                generator.set_state(state)
+            if sdpa != self.sdpa:
+                _set_sdpa(self.sdpa)
+            autocast, device = _autocast_state(), _default_device()
+            if not any(self.autocast) and not any(autocast) and device == self.device:
+                return function(*args, **kwargs)
+            with ExitStack() as stack:
+                self._enter_contexts(stack, device)
+                return function(*args, **kwargs)
+        finally:
+            if sdpa != self.sdpa:
+                _set_sdpa(sdpa)
+            for generator, state in present:
+                generator.set_state(state)
+
+    def _enter_contexts(self, stack: ExitStack, present_device: torch.device | None) -> None:
+        for kind, state in zip(_AUTOCAST_DEVICES, self.autocast, strict=True):
+            if state is None:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            else:
+                dtype, cache = state
+                stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cache))
+        if present_device != self.device:
+            stack.enter_context(self.device or torch.device("cpu"))
+
+
+def needs_torch_checkpoint(args: Any) -> bool:
+    """Whether some argument lives on a device whose RNG is not captured here."""
+    return any(t.device.type not in ("cpu", "cuda", "meta") for t in tensors_in(args))
+
+
+def _generator_states(args: Any) -> list[tuple[torch.Generator, torch.Tensor]]:
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        devices = {t.device.index for t in tensors_in(args) if t.is_cuda}
+        devices.add(torch.cuda.current_device())
+        generators += [torch.cuda.default_generators[index] for index in sorted(devices)]
+    return [(generator, generator.get_state()) for generator in generators]
+
+
+def _autocast_state() -> tuple[tuple[torch.dtype, bool] | None, ...]:
+    return tuple(
+        (torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled())
+        if torch.is_autocast_enabled(device)
+        else None
+        for device in _AUTOCAST_DEVICES
+    )
+
+
+def _default_device() -> torch.device | None:
+    # Asking for the default device takes microseconds; without a function mode there is none.
+    length = getattr(torch._C, "_len_torch_function_stack", None)
+    return None if length is not None and length() == 0 else torch.get_default_device()
+
+
+def _sdpa_state() -> tuple[bool, ...]:
+    cuda = torch.backends.cuda
+    return (
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+    )
+
+
+def _set_sdpa(state: tuple[bool, ...]) -> None:
+    cuda = torch.backends.cuda
+    cuda.enable_flash_sdp(state[0])
+    cuda.enable_mem_efficient_sdp(state[1])
+    cuda.enable_math_sdp(state[2])
+    cuda.enable_cudnn_sdp(state[3])

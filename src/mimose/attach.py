@@ -1,0 +1,250 @@
+"""Sit on a module's call, so that its block runs kept or recomputed.
+
+`nn.Module` calls whatever `_compiled_call_impl` holds before anything else, and leaves that
+attribute out of copies and pickles. A seat takes this place. The module keeps its type, its
+`state_dict` keys, its parameter names and its hooks; `deepcopy` and `torch.save` see a plain model;
+and a block compiled with `block.compile()` stays compiled, since the seat sits above the compiled
+call and the compiler never sees the plan.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from mimose.blocks import Block
+from mimose.buffers import Place, Snapshot, norm_places, places_in
+from mimose.errors import ConflictError, MimoseWarning
+from mimose.recompute import Frame, Listener, foreign_hooks, watch_backward
+from mimose.takeover import Takeover
+
+
+class Director(Protocol):
+    """Whoever decides: asked at each training call of a block."""
+
+    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+        """Whether this run of the block keeps nothing and recomputes."""
+
+
+class Seat:
+    """Takes the place of a module's call; `take` and `leave` it."""
+
+    __slots__ = ("_module", "compiled")
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+        self.compiled: Callable[..., Any] | None = None
+
+    @property
+    def module(self) -> nn.Module:
+        module = self._module()
+        assert module is not None
+        return module
+
+    def take(self) -> None:
+        """Sit down, also above a compiled call that has come in the meantime."""
+        place = self.module.__dict__
+        occupant = place.get("_compiled_call_impl")
+        if occupant is not self:
+            if isinstance(occupant, Seat):
+                occupant = occupant.compiled
+            self.compiled = occupant
+            place["_compiled_call_impl"] = self
+
+    def leave(self) -> None:
+        """The module is as before."""
+        module = self._module()
+        if module is None or module.__dict__.get("_compiled_call_impl") is not self:
+            return
+        if self.compiled is None:
+            del module.__dict__["_compiled_call_impl"]
+        else:
+            module.__dict__["_compiled_call_impl"] = self.compiled
+
+    def plain(self, args: Any, kwargs: Any) -> Any:
+        """The module's call as if nobody sat here."""
+        if self.compiled is not None:
+            return self.compiled(*args, **kwargs)
+        return self.module._call_impl(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        # A module with a __getstate__ of its own may copy the attribute: "not compiled" it is then.
+        return type(None), ()
+
+
+class BlockSeat(Seat):
+    """Sits on one block and runs it as the director says."""
+
+    __slots__ = ("changing", "director", "drops_cache", "index", "listener", "name", "trusted")
+
+    def __init__(self, block: Block, index: int, director: Director) -> None:
+        super().__init__(block.module)
+        self.name = block.name
+        self.index = index
+        self.director = director
+        self.listener: Listener | None = None
+        self.drops_cache = _has_seam(block.module)
+        self.trusted: bool | None = None
+        self.changing: list[Place] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.module.training or not torch.is_grad_enabled():
+            return self.plain(args, kwargs)
+        if torch.compiler.is_compiling():
+            return self.plain(args, kwargs)
+        if self.drops_cache and _holds_cache(kwargs):
+            args, kwargs = _without_cache(self.module, args, kwargs)
+        if self.director.recompute(self, args, kwargs) and self.trusted is not False:
+            out = self._recomputed(args, kwargs)
+        else:
+            out = self.plain(args, kwargs)
+        if self.listener is not None:
+            watch_backward(self.listener, self.index, (args, kwargs), out)
+        return out
+
+    def _recomputed(self, args: Any, kwargs: Any) -> Any:
+        if self.compiled is not None:
+            return self._checkpointed(self.compiled, args, kwargs)
+        # The block's own forward hooks run once, outside of what is recomputed: only `forward`
+        # is, and it is exchanged for the length of this call.
+        module = self.module
+        place, forward = module.__dict__, module.forward
+        former = place.get("forward")
+
+        def restore() -> None:
+            if former is None:
+                place.pop("forward", None)
+            else:
+                place["forward"] = former
+
+        def once(*args: Any, **kwargs: Any) -> Any:
+            restore()
+            return self._checkpointed(forward, args, kwargs)
+
+        place["forward"] = once
+        try:
+            return module._call_impl(*args, **kwargs)
+        finally:
+            restore()
+
+    def _checkpointed(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.trusted is None:
+            return self._first_time(function, args, kwargs)
+        buffers = Snapshot(self.changing) if self.changing else None
+        frame = self._frame(function, args, kwargs, buffers=buffers)
+        return frame.forward(args, kwargs)
+
+    def _first_time(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run, recompute at once and compare: what cannot be recomputed is found out here."""
+        self._refuse_foreign_hooks()
+        buffers = Snapshot(places_in(self.module))
+        python_rng = random.getstate()
+        frame = self._frame(function, args, kwargs, buffers=buffers, keeping=True)
+        out = frame.forward(args, kwargs)
+        drew = random.getstate() != python_rng
+        problem = "it draws from Python's random module" if drew else frame.rehearse(out)
+        if problem is None:
+            self.changing = list({*buffers.changed(), *norm_places(self.module)})
+            self.trusted = not frame.keeping or None  # still keeping: there was no memory to try
+        else:
+            self.trusted = False
+            warnings.warn(
+                f"block {self.name!r} cannot be recomputed: {problem}. It is kept from now on; "
+                f"exclude={self.name!r} says so in advance",
+                MimoseWarning,
+                stacklevel=2,
+            )
+        return out
+
+    def _frame(self, function: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Frame:
+        return Frame(
+            function,
+            args,
+            kwargs,
+            name=f"block {self.name!r}",
+            block=self.index,
+            listener=self.listener,
+            **options,
+        )
+
+    def _refuse_foreign_hooks(self) -> None:
+        hooks = foreign_hooks()
+        if hooks:
+            raise ConflictError(
+                f"block {self.name!r} runs under saved-tensor hooks of {hooks}: activations are "
+                "already offloaded or checkpointed there, so what a kept block costs cannot be "
+                "told. Switch that off, or leave this model to it and do not attach mimose"
+            )
+
+
+class Attachment:
+    """A model's blocks with a seat on each, until `detach`."""
+
+    def __init__(self, model: nn.Module, blocks: list[Block], director: Director) -> None:
+        self.takeover = Takeover(model, blocks)
+        self.seats = [BlockSeat(block, index, director) for index, block in enumerate(blocks)]
+        self.take_seats()
+
+    def take_seats(self) -> None:
+        """Sit down again where a block was compiled, or otherwise replaced its call, since."""
+        for seat in self.seats:
+            seat.take()
+
+    def detach(self) -> None:
+        """The blocks are as before."""
+        for seat in self.seats:
+            seat.leave()
+        self.takeover.undo()
+
+
+class _Everything:
+    """The director that recomputes every block."""
+
+    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+        return True
+
+
+RECOMPUTE_EVERYTHING: Director = _Everything()
+
+_CACHE_ARGUMENTS = ("past_key_values", "use_cache", "layer_past")
+
+
+def _has_seam(module: nn.Module) -> bool:
+    """Whether the module's class brings its own checkpointing call (transformers' layers do)."""
+    return any(
+        "gradient_checkpointing" in vars(cls) and "__call__" in vars(cls)
+        for cls in type(module).__mro__
+    )
+
+
+def _holds_cache(kwargs: dict[str, Any]) -> bool:
+    return any(kwargs.get(name) not in (None, False) for name in _CACHE_ARGUMENTS)
+
+
+def _without_cache(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    """The arguments, less a cache that a recompute would write to a second time.
+
+    Asked of the module's own seam: it is told to checkpoint by a function that hands the arguments
+    back instead of running anything.
+    """
+    place = module.__dict__
+    names = ("gradient_checkpointing", "_gradient_checkpointing_func")
+    former = {name: place[name] for name in names if name in place}
+    place.update(gradient_checkpointing=True, _gradient_checkpointing_func=_hand_back)
+    try:
+        handed: tuple[Any, dict[str, Any]] = type(module).__call__(module, *args, **kwargs)
+        return handed
+    finally:
+        for name in names:
+            place.pop(name, None)
+        place.update(former)
+
+
+def _hand_back(call: Any, *args: Any) -> tuple[Any, dict[str, Any]]:
+    return args, call.keywords

@@ -1,0 +1,199 @@
+"""Find the blocks of a model: the modules that may be recomputed as a whole.
+
+No model is known by name. Blocks are the children of the model's lists (`ModuleList`, `Sequential`)
+of repeated parts, at any depth: encoder layers, bottlenecks in their stages, two stacks of an
+encoder–decoder. They come in the order of registration, which is the order of execution in almost
+every model; whoever runs them sees the true order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from mimose.errors import BlocksError
+
+Selector = str | type[nn.Module] | nn.Module | Callable[[str, nn.Module], bool]
+"""A name or glob (`encoder.layer.*`), a class, a module, or a predicate of name and module."""
+
+
+_Test = Callable[[nn.Module], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A module that may be recomputed as a whole, with its name in the model."""
+
+    name: str
+    module: nn.Module
+
+
+def find_blocks(
+    model: nn.Module,
+    *,
+    blocks: Selector | Iterable[Selector] | None = None,
+    exclude: Selector | Iterable[Selector] | None = None,
+) -> list[Block]:
+    """The blocks of `model`, found by its structure or selected by `blocks`, less `exclude`.
+
+    >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), num_layers=3)
+    >>> [block.name for block in find_blocks(encoder, exclude="*.0")]
+    ['layers.1', 'layers.2']
+    """
+    if blocks is None:
+        found = _by_structure(model)
+        if not found:
+            raise BlocksError(_NOTHING_FOUND.format(model=type(model).__name__))
+    else:
+        found = _select(model, blocks, "blocks")
+        _refuse_nesting(found)
+    if exclude is not None:
+        outside = {id(block.module) for block in _select(model, exclude, "exclude")}
+        found = [block for block in found if id(block.module) not in outside]
+        if not found:
+            raise BlocksError(f"exclude={exclude!r} leaves no block: name fewer modules")
+    return found
+
+
+_NOTHING_FOUND = (
+    "no blocks found in {model}: looked for a ModuleList or Sequential, at any depth, with "
+    "repeated children that have parts of their own, then for a Sequential of at least two parts. "
+    'Name them: blocks="encoder.layer.*", blocks=MyLayer, blocks=[model.a, model.b] or '
+    "blocks=lambda name, module: …"
+)
+
+
+def _by_structure(model: nn.Module) -> list[Block]:
+    for is_stack in (_has_repeated_parts, _has_one_part, _has_different_layers):
+        found = list(_blocks_below("", model, is_stack))
+        if found:
+            kinds = {type(block.module) for block in found}
+            return _without_repeats(_blocks_below("", model, _or_holds_any(is_stack, kinds)))
+    return []
+
+
+def _or_holds_any(is_stack: _Test, kinds: set[type]) -> _Test:
+    """Also the lists of one: a stage with a single bottleneck, where others have several."""
+
+    def test(module: nn.Module) -> bool:
+        return is_stack(module) or (
+            _is_list(module) and any(type(part) in kinds for _, part in _parts(module))
+        )
+
+    return test
+
+
+def _blocks_below(name: str, module: nn.Module, is_stack: _Test) -> Iterator[Block]:
+    if is_stack(module):
+        if not _holds_stages(module):
+            for child_name, child in _parts(module) or _layers(module):
+                yield Block(f"{name}{child_name}", child)
+            return
+        is_stack = _has_large_parts
+    for child_name, child in module.named_children():
+        yield from _blocks_below(f"{name}{child_name}.", child, is_stack)
+
+
+def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The children that are made of other modules and hold parameters."""
+    return [(n, c) for n, c in _layers(module) if next(c.children(), None) is not None]
+
+
+def _layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The children that hold parameters."""
+    return [(n, c) for n, c in module.named_children() if next(c.parameters(), None) is not None]
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, (nn.ModuleList, nn.Sequential))
+
+
+def _has_repeated_parts(module: nn.Module) -> bool:
+    if not _is_list(module):
+        return False
+    classes = Counter(type(child) for _, child in _parts(module))
+    return any(count > 1 for count in classes.values())
+
+
+def _has_one_part(module: nn.Module) -> bool:
+    return _is_list(module) and len(module) == 1 and bool(_parts(module))  # type: ignore[arg-type]
+
+
+def _has_different_layers(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and len(_layers(module)) > 1
+
+
+def _has_large_parts(module: nn.Module) -> bool:
+    """Whether this is a list of parts that are more than a convolution and its norm, say."""
+    return _is_list(module) and any(_count_layers(part) >= 4 for _, part in _parts(module))
+
+
+def _count_layers(module: nn.Module) -> int:
+    return sum(bool(m._parameters) for m in module.modules())
+
+
+def _holds_stages(module: nn.Module) -> bool:
+    """Whether the children hold blocks rather than being blocks.
+
+    Every stage (of a Swin, of a ResNet) holds a list of large parts, and no two stages have the
+    same shapes. Layers may hold such lists too (experts), but layers of one shape come in numbers.
+    """
+    children = [child for _, child in _parts(module)]
+    if not all(any(_has_large_parts(m) for m in child.modules()) for child in children):
+        return False
+    return len({_shapes(child) for child in children}) == len(children) > 0
+
+
+def _shapes(module: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(p.shape)) for name, p in module.named_parameters())
+
+
+def _without_repeats(found: Iterable[Block]) -> list[Block]:
+    """One entry a module: a module that is registered twice is one block."""
+    return list({id(block.module): block for block in reversed(list(found))}.values())[::-1]
+
+
+def _select(
+    model: nn.Module, selectors: Selector | Iterable[Selector], argument: str
+) -> list[Block]:
+    if isinstance(selectors, (str, nn.Module)) or not isinstance(selectors, Iterable):
+        selectors = [selectors]
+    chosen: set[int] = set()
+    modules = list(model.named_modules())
+    for selector in selectors:
+        hits = [id(module) for name, module in modules if _matches(selector, name, module)]
+        if not hits:
+            raise BlocksError(_no_match(selector, argument, [name for name, _ in modules]))
+        chosen.update(hits)
+    return [Block(name, module) for name, module in modules if id(module) in chosen]
+
+
+def _matches(selector: Selector, name: str, module: nn.Module) -> bool:
+    if isinstance(selector, str):
+        return name == selector or fnmatchcase(name, selector)
+    if isinstance(selector, nn.Module):
+        return module is selector
+    if isinstance(selector, type):
+        return isinstance(module, selector)
+    return bool(selector(name, module))
+
+
+def _no_match(selector: Selector, argument: str, names: list[str]) -> str:
+    shown = selector if isinstance(selector, str) else getattr(selector, "__name__", repr(selector))
+    some = ", ".join(name for name in names if name)[:200]
+    return f"{argument}={shown!r} matches no module of the model; its modules are {some}…"
+
+
+def _refuse_nesting(blocks: list[Block]) -> None:
+    for outer in blocks:
+        inside = {id(module) for module in outer.module.modules()} - {id(outer.module)}
+        for inner in blocks:
+            if id(inner.module) in inside:
+                raise BlocksError(
+                    f"block {inner.name!r} lies inside block {outer.name or 'the model'!r}: "
+                    "blocks run one after another; select one of the two (exclude= the other)"
+                )

@@ -1,0 +1,105 @@
+"""Buffers that a forward changes: BatchNorm's statistics, spectral norm's vectors.
+
+A recompute must start from what the forward saw and leave no second update behind. Tensor versions
+do not tell (native batch norm does not count its updates) and writing the old values back in place
+would break other graphs, so the recompute works on copies, swapped into `module._buffers`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+Place = tuple[nn.Module, str]
+"""A module and the name of one of its buffers."""
+
+_ALWAYS_COPIED_BYTES = 1 << 20
+"""Up to this size a buffer of unknown habits is copied; a larger one is taken for a constant."""
+
+
+class Snapshot:
+    """The values of some buffers at one moment."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self.values = [
+            (module, name, value.clone())
+            for module, name in places
+            if (value := module._buffers.get(name)) is not None
+        ]
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` with copies of these values in place of the present buffers."""
+        present = [(module, name, module._buffers[name]) for module, name, _ in self.values]
+        try:
+            for module, name, value in self.values:
+                module._buffers[name] = value.clone()
+            return function(*args)
+        finally:
+            for module, name, buffer in present:
+                module._buffers[name] = buffer
+
+    def changed(self) -> list[Place]:
+        """The places whose values are no longer those of the snapshot."""
+        return [
+            (module, name)
+            for module, name, value in self.values
+            if (now := module._buffers[name]) is None or not _same(now, value)
+        ]
+
+
+def places_in(module: nn.Module) -> list[Place]:
+    """Every buffer in `module`."""
+    return [(m, name) for m in module.modules() for name, b in m._buffers.items() if b is not None]
+
+
+def norm_places(module: nn.Module) -> list[Place]:
+    """The statistics of normalisation layers: they change whenever the layer trains."""
+    norms = (m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase))
+    return [(m, name) for m in norms for name, b in m._buffers.items() if b is not None]
+
+
+def likely_places(function: Callable[..., Any]) -> list[Place]:
+    """The buffers that `function` may change, as far as the modules behind it can be told."""
+    norms = nn.modules.batchnorm._NormBase
+    return [
+        (owner, name)
+        for module in _modules_behind(function)
+        for owner, name in places_in(module)
+        if isinstance(owner, norms) or _nbytes(owner._buffers[name]) <= _ALWAYS_COPIED_BYTES
+    ]
+
+
+def _modules_behind(function: Any) -> list[nn.Module]:
+    if isinstance(function, nn.Module):
+        return [function]
+    if isinstance(function, functools.partial):
+        return _modules_behind(function.func)
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, nn.Module):
+        return [owner]
+    return [value for value in _outer_values(function) if isinstance(value, nn.Module)]
+
+
+def _outer_values(function: Any) -> Iterator[Any]:
+    """What a function's body can reach by name: its closure, and the globals that it mentions."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # a name that is not bound yet
+            yield cell.cell_contents
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        yield from (function.__globals__.get(name) for name in code.co_names)
+
+
+def _nbytes(buffer: torch.Tensor | None) -> int:
+    return 0 if buffer is None else buffer.nbytes
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)

@@ -1,0 +1,42 @@
+"""Every error and warning that mimose raises.
+
+MimoseError
+├── RecomputeError      also a torch.utils.checkpoint.CheckpointError
+├── BlocksError         also a ValueError: the blocks cannot be told
+├── BudgetError         also a ValueError: the budget cannot be read
+├── ArgumentError       also a ValueError: an unknown planner, collector, …
+└── ConflictError       also a RuntimeError: something else already checkpoints, or
+                        spreads the model in a way that mimose cannot serve
+
+MimoseWarning           a UserWarning: training goes on, and this is what you should know
+"""
+
+from torch.utils.checkpoint import CheckpointError
+
+
+class MimoseError(Exception):
+    """The root of all errors that mimose raises."""
+
+
+class RecomputeError(MimoseError, CheckpointError):
+    """A recompute did not rebuild what its forward had saved."""
+
+
+class BlocksError(MimoseError, ValueError):
+    """No blocks were found, or those asked for cannot be used."""
+
+
+class BudgetError(MimoseError, ValueError):
+    """A memory budget that cannot be read."""
+
+
+class ArgumentError(MimoseError, ValueError):
+    """An argument that names nothing mimose knows."""
+
+
+class ConflictError(MimoseError, RuntimeError):
+    """Something outside mimose's reach already manages these activations."""
+
+
+class MimoseWarning(UserWarning):
+    """Training goes on; this is what its owner should know."""

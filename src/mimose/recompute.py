@@ -1,0 +1,426 @@
+"""Run a function without keeping its activations; rebuild them when the backward asks.
+
+The only file that touches autograd's saved-tensor hooks. It knows nothing of models, plans or
+memory. What it promises, and where the code relies on it:
+
+1. Gradients equal those of the plain function, bit for bit.
+2. RNG, autocast, attention backends and default device are those of the forward (`Ambient`).
+3. Buffers are updated once a step (`Snapshot`).
+4. A tensor that was rebuilt lives until it is used, or until its place in the graph is freed,
+   whichever comes first; a second backward rebuilds it again.
+5. Arguments are held as autograd holds saved tensors: changed in place, they raise; inside an
+   outer checkpoint they belong to the outer one and are not pinned.
+6. The recompute stops as soon as the last tensor that it owes is there.
+7. Another number or shape of saved tensors than in the forward is an error that names the block.
+8. An exception leaves no hook, no state and no tensor behind.
+
+Nesting follows from two facts: only the innermost hooks see a saved tensor, and the arguments of an
+inner checkpoint are saved tensors of the outer one. So whatever an inner recompute needs, it asks
+of the outer one first.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch.autograd.graph import saved_tensors_hooks
+
+from mimose.ambient import Ambient, needs_torch_checkpoint
+from mimose.buffers import Snapshot, likely_places
+from mimose.errors import RecomputeError
+from mimose.held import Held, HeldByGraph
+from mimose.trees import tensors_in
+
+Kind = tuple[torch.Size, torch.dtype, torch.device]
+"""What must agree between a saved tensor and its recompute."""
+
+
+class Listener(Protocol):
+    """Whoever observes a block: called on the thread that runs the backward."""
+
+    def before_recompute(self, block: int) -> None:
+        """The block's activations are about to be rebuilt."""
+
+    def after_recompute(self, block: int) -> None:
+        """They are all there."""
+
+    def backward_begins(self, block: int) -> None:
+        """The gradient of the block's output has arrived."""
+
+    def backward_ends(self, block: int) -> None:
+        """The gradient of the block's input is complete, or, where it needs none, all is done."""
+
+
+def checkpoint(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    use_reentrant: bool = False,
+    preserve_rng_state: bool = True,
+    determinism_check: str = "default",
+    early_stop: bool = True,
+    context_fn: Callable[[], Any] | None = None,
+    debug: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Call `function` now, keep none of its activations, rebuild them in the backward.
+
+    A drop-in for `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)` that costs less and
+    updates the buffers of the modules behind `function` once, not twice. `context_fn`, `debug` and
+    devices other than CPU and CUDA are handed to torch's own implementation.
+
+    >>> layer = torch.nn.Linear(4, 4)
+    >>> checkpoint(layer, torch.ones(2, 4)).sum().backward()
+    """
+    if use_reentrant:
+        raise ValueError(
+            "mimose.checkpoint has no reentrant variant: drop use_reentrant=True, "
+            "or call torch.utils.checkpoint.checkpoint for it"
+        )
+    if determinism_check not in ("default", "none"):
+        raise ValueError(
+            f"determinism_check should be one of ['default', 'none'], but got {determinism_check}"
+        )
+    if (
+        context_fn is not None
+        or debug
+        or getattr(torch_checkpoint, "_checkpoint_debug_enabled", None)
+        or torch.compiler.is_compiling()
+        or needs_torch_checkpoint((args, kwargs))
+    ):
+        options: dict[str, Any] = {} if context_fn is None else {"context_fn": context_fn}
+        return torch_checkpoint.checkpoint(
+            function,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=preserve_rng_state,
+            determinism_check=determinism_check,
+            early_stop=early_stop,
+            debug=debug,
+            **options,
+            **kwargs,
+        )
+    if not torch.is_grad_enabled():
+        return function(*args, **kwargs)
+    forced = getattr(torch_checkpoint, "_enable_checkpoint_early_stop", None)
+    places = likely_places(function)
+    frame = Frame(
+        function,
+        args,
+        kwargs,
+        preserve_rng=preserve_rng_state,
+        check=determinism_check == "default",
+        early_stop=early_stop if forced is None else forced,
+        buffers=Snapshot(places) if places else None,
+    )
+    return frame.forward(args, kwargs)
+
+
+class Frame:
+    """One run of a function whose activations are rebuilt: its forward, then its recomputes."""
+
+    __slots__ = (
+        "ambient",
+        "block",
+        "buffers",
+        "check",
+        "complete",
+        "cursor",
+        "early_stop",
+        "function",
+        "held",
+        "keeping",
+        "kinds",
+        "listener",
+        "misfits",
+        "name",
+        "run_id",
+        "slots",
+    )
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        *,
+        name: str = "",
+        block: int = -1,
+        listener: Listener | None = None,
+        preserve_rng: bool = True,
+        check: bool = True,
+        early_stop: bool = True,
+        buffers: Snapshot | None = None,
+        keeping: bool = False,
+    ) -> None:
+        self.function = function
+        self.name = name or getattr(function, "__qualname__", "") or type(function).__qualname__
+        self.block = block
+        self.listener = listener
+        self.check = check
+        self.early_stop = early_stop
+        self.buffers = buffers
+        self.keeping = keeping
+        self.ambient = Ambient((args, kwargs), preserve_rng=preserve_rng)
+        self.held = (HeldByGraph if _hooks_are_active() else Held)(args, kwargs)
+        self.slots: list[weakref.ref[_Slot]] = []
+        self.kinds: list[Kind] = []
+        self.misfits: list[tuple[int, Kind]] = []
+        self.cursor = 0
+        self.complete = False
+        self.run_id: object = None
+
+    def forward(self, args: Any, kwargs: Any) -> Any:
+        cuda_was_up = torch.cuda.is_initialized()
+        with saved_tensors_hooks(self._pack, self._unpack):
+            out = self.function(*args, **kwargs)
+        self.complete = True
+        if not cuda_was_up and self.ambient.generators and torch.cuda.is_initialized():
+            raise RuntimeError(
+                f"{self.name}: PyTorch's device state was initialized in the forward pass of a "
+                "checkpoint, so its RNG could not be captured: use the device once before"
+            )
+        return out
+
+    def rehearse(self, out: Any) -> str | None:
+        """Recompute at once, compare, and let go of the activations if that went well.
+
+        For a frame made with `keeping=True`. Returns what went wrong, or None. `keeping` tells
+        whether the activations stay, as if there were no checkpoint: after a failure, or when there
+        was no memory to try.
+        """
+        try:
+            rebuilt = self._replay(self._compare)
+        except torch.OutOfMemoryError:
+            return None  # no verdict: `keeping` stays
+        except Exception as error:
+            return f"it raised {type(error).__name__}: {error}"
+        if self.cursor != len(self.slots):
+            return f"it saved {self.cursor} tensors where the forward saved {len(self.slots)}"
+        if self.misfits:
+            return self._describe_misfits()
+        if not _alike(out, rebuilt):
+            return "its outputs have other values"
+        self.keeping = False
+        self._clear()
+        return None
+
+    def _pack(self, tensor: torch.Tensor) -> _Slot:
+        slot = _Slot()
+        self.slots.append(weakref.ref(slot))
+        if self.check:
+            self.kinds.append((tensor.shape, tensor.dtype, tensor.device))
+        if self.keeping:
+            slot.tensor = tensor.detach()
+        return slot
+
+    def _unpack(self, slot: _Slot) -> torch.Tensor:
+        if self.keeping:
+            assert slot.tensor is not None
+            return slot.tensor
+        run = _current_run()
+        if self.run_id != run or run is _OUTSIDE or (run is _UNKNOWN and slot.tensor is None):
+            self._recompute()
+            self.run_id = run
+        tensor, slot.tensor = slot.tensor, None
+        if tensor is None:
+            self._raise_used_twice()
+        if run is _OUTSIDE:  # nobody will come for the others
+            self._clear()
+        return tensor
+
+    def _recompute(self) -> None:
+        if self.listener is None:
+            self._replay(self._repack)
+        else:
+            self.listener.before_recompute(self.block)
+            self._replay(self._repack)
+            self.listener.after_recompute(self.block)
+        if self.cursor < len(self.slots):
+            raise RecomputeError(
+                f"{self.name}: A different number of tensors was saved during the original forward "
+                f"and recomputation: {len(self.slots)} and {self.cursor}. {_REMEDY}"
+            )
+        if self.misfits:
+            raise RecomputeError(f"{self.name}: {self._describe_misfits()}. {_REMEDY}")
+
+    def _replay(self, pack: Callable[[torch.Tensor], Any]) -> Any:
+        args, kwargs = self.held.release()
+        self.cursor, self.misfits, self.run_id = 0, [], None
+        run = self.ambient.run
+        try:
+            with saved_tensors_hooks(pack, _as_it_is), torch.enable_grad():
+                if self.buffers is None:
+                    return run(self.function, args, kwargs)
+                return self.buffers.run(run, self.function, args, kwargs)
+        except _Stop:
+            return None
+        except BaseException:
+            if not self.keeping:
+                self._clear()
+            raise
+
+    def _repack(self, tensor: torch.Tensor) -> torch.Tensor:
+        # Detached, or a slot would keep the graph of the recompute alive, and with it every tensor.
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        index = self.cursor
+        self.cursor = index + 1
+        if index >= len(self.slots):
+            if self.complete:
+                raise RecomputeError(
+                    f"{self.name}: trying to save more tensors during recomputation than during "
+                    f"the original forward pass ({len(self.slots)}). {_REMEDY}"
+                )
+            return tensor  # a backward inside the function, which goes on past what it had saved
+        slot = self.slots[index]()
+        if slot is not None:
+            slot.tensor = tensor
+            if self.check and self.kinds[index] != (tensor.shape, tensor.dtype, tensor.device):
+                self._note_misfit(index, tensor)
+        if self.early_stop and self.cursor == len(self.slots):
+            raise _Stop
+        return tensor
+
+    def _compare(self, tensor: torch.Tensor) -> torch.Tensor:
+        index = self.cursor
+        self.cursor = index + 1
+        if index < len(self.slots):
+            if self.kinds[index] != (tensor.shape, tensor.dtype, tensor.device):
+                self._note_misfit(index, tensor)
+        return tensor.detach()
+
+    def _clear(self) -> None:
+        for ref in self.slots:
+            slot = ref()
+            if slot is not None:
+                slot.tensor = None
+
+    def _note_misfit(self, index: int, tensor: torch.Tensor) -> None:
+        self.misfits.append((index, (tensor.shape, tensor.dtype, tensor.device)))
+
+    def _describe_misfits(self) -> str:
+        lines = [
+            f"tensor at position {index}: saved {_kind_text(self.kinds[index])}, "
+            f"recomputed {_kind_text(kind)}"
+            for index, kind in self.misfits
+        ]
+        return (
+            "Recomputed values for the following tensors have different metadata than during the "
+            "forward pass: " + "; ".join(lines)
+        )
+
+    def _raise_used_twice(self) -> NoReturn:
+        raise RecomputeError(
+            f"{self.name}: Unpack is being triggered for a tensor that was already unpacked once. "
+            "Performing two backward calls that overlap under one GraphExecGroup is not allowed, "
+            "nor is reading ctx.saved_tensors twice in one backward: read it once"
+        )
+
+
+def watch_backward(listener: Listener, block: int, inputs: Any, out: Any) -> None:
+    """Tell `listener` when the backward enters a block that has just run, and when it leaves."""
+    source = next((t for t in tensors_in(inputs) if t.requires_grad), None)
+    seen: list[object] = [None]
+
+    def begin(*_: Any) -> None:
+        run = _current_run()
+        if seen[0] != run:  # a block with several outputs is entered once
+            seen[0] = run
+            listener.backward_begins(block)
+            if source is None:
+                at_end_of_backward(lambda: listener.backward_ends(block))
+
+    def end(*_: Any) -> None:
+        listener.backward_ends(block)
+
+    for node in {t.grad_fn for t in tensors_in(out) if t.grad_fn is not None}:
+        node.register_prehook(begin)
+    if source is not None:
+        if source.grad_fn is not None:
+            source.grad_fn.register_prehook(end)
+        else:
+            source.register_hook(end)
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Call `callback` once the running backward is done. For use inside one."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+class _Slot:
+    """Stands in the graph for one saved tensor; holds it from its recompute to its use."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self) -> None:
+        self.tensor: torch.Tensor | None = None
+
+
+class _Stop(BaseException):
+    """All that was owed is there. Not an Exception: a block's own `except` must not catch it."""
+
+
+_REMEDY = (
+    "The block ran differently the second time: look for state that it keeps outside its buffers, "
+    "or exclude it from recomputing"
+)
+
+
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def _hooks_are_active() -> bool:
+    return _top_hooks is None or _top_hooks(True) is not None
+
+
+def foreign_hooks() -> str:
+    """Who else's hooks would see a tensor that is saved now; empty if nobody's or a frame's own."""
+    hooks = _top_hooks(True) if _top_hooks is not None else None
+    if hooks is None or isinstance(getattr(hooks[0], "__self__", None), Frame):
+        return ""
+    return f"{hooks[0].__module__}.{hooks[0].__qualname__}"
+
+
+_OUTSIDE, _UNKNOWN = object(), object()
+_exec_group = getattr(torch._C, "_get_graph_exec_group", lambda: None)
+_task_id = getattr(torch._C, "_current_graph_task_id", lambda: None)
+
+
+def _current_run() -> object:
+    """What tells one backward from another."""
+    run = _exec_group()
+    if run is None:
+        run = _task_id()
+    return _OUTSIDE if run == -1 else _UNKNOWN if run is None else run
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _kind_text(kind: Kind) -> str:
+    shape, dtype, device = kind
+    return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {device}"
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two outputs agree, up to what a kernel that sums in any order may change."""
+    pairs = list(zip(tensors_in(a), tensors_in(b), strict=False))
+    return all(x.shape == y.shape and x.dtype == y.dtype and _close(x, y) for x, y in pairs)
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.device.type == "meta":
+        return True
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    with torch.no_grad():
+        distance, size = (a - b).norm(), a.norm()
+        if size.isfinite():
+            return bool(distance <= 0.01 * size)
+        return torch.equal(a.isfinite(), b.isfinite())

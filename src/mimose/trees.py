@@ -1,0 +1,47 @@
+"""Tensors in nested values: what blocks take and return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in tuples, lists, mappings and dataclasses, depth first.
+
+    >>> [t.shape[0] for t in tensors_in((torch.ones(1), {"a": [torch.ones(2), "x"]}))]
+    [1, 2]
+    """
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (str, bytes)):
+        return
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name, None))
+
+
+def map_tensors(change: Callable[[Any], Any], kind: type, value: Any) -> Any:
+    """`value` with `change` applied to each `kind` in plain tuples, lists and dicts.
+
+    Other containers may carry behaviour of their own and are passed on as they are.
+    """
+    if isinstance(value, kind):
+        return change(value)
+    cls = type(value)
+    if cls is tuple:
+        return tuple([map_tensors(change, kind, item) for item in value])
+    if cls is list:
+        return [map_tensors(change, kind, item) for item in value]
+    if cls is dict:
+        return {key: map_tensors(change, kind, item) for key, item in value.items()}
+    return value
