@@ -1,7 +1,28 @@
 """Train a PyTorch model under a memory budget: as fast as the memory allows, never over it."""
 
+from mimose.errors import (
+    ArgumentError,
+    BlocksError,
+    BudgetError,
+    ConflictError,
+    MimoseError,
+    MimoseWarning,
+    RecomputeError,
+)
 from mimose.recompute import checkpoint
+from mimose.session import Mimose, auto_checkpoint
 
 __version__ = "0.1.0"
 
-__all__ = ["checkpoint"]
+__all__ = [
+    "ArgumentError",
+    "BlocksError",
+    "BudgetError",
+    "ConflictError",
+    "Mimose",
+    "MimoseError",
+    "MimoseWarning",
+    "RecomputeError",
+    "auto_checkpoint",
+    "checkpoint",
+]

@@ -10,7 +10,6 @@ call and the compiler never sees the plan.
 from __future__ import annotations
 
 import random
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -20,7 +19,7 @@ from torch import nn
 
 from mimose.blocks import Block
 from mimose.buffers import Place, Snapshot, norm_places, places_in
-from mimose.errors import ConflictError, MimoseWarning
+from mimose.errors import ConflictError, warn
 from mimose.recompute import Frame, Listener, foreign_hooks, watch_backward
 from mimose.takeover import Takeover
 
@@ -81,14 +80,28 @@ class Seat:
 class BlockSeat(Seat):
     """Sits on one block and runs it as the director says."""
 
-    __slots__ = ("changing", "director", "drops_cache", "index", "listener", "name", "trusted")
+    __slots__ = (
+        "after",
+        "changing",
+        "director",
+        "drops_cache",
+        "index",
+        "listener",
+        "name",
+        "run",
+        "trusted",
+    )
 
     def __init__(self, block: Block, index: int, director: Director) -> None:
         super().__init__(block.module)
         self.name = block.name
         self.index = index
         self.director = director
+        self.run = index
+        """What the listener is told of the coming run; the director may set it."""
         self.listener: Listener | None = None
+        self.after: Callable[[Any, Any], None] | None = None
+        """Called once, with the inputs and the output of the coming run."""
         self.drops_cache = _has_seam(block.module)
         self.trusted: bool | None = None
         self.changing: list[Place] = []
@@ -105,7 +118,10 @@ class BlockSeat(Seat):
         else:
             out = self.plain(args, kwargs)
         if self.listener is not None:
-            watch_backward(self.listener, self.index, (args, kwargs), out)
+            watch_backward(self.listener, self.run, (args, kwargs), out)
+        if self.after is not None:
+            after, self.after = self.after, None
+            after((args, kwargs), out)
         return out
 
     def _recomputed(self, args: Any, kwargs: Any) -> Any:
@@ -154,11 +170,9 @@ class BlockSeat(Seat):
             self.trusted = not frame.keeping or None  # still keeping: there was no memory to try
         else:
             self.trusted = False
-            warnings.warn(
+            warn(
                 f"block {self.name!r} cannot be recomputed: {problem}. It is kept from now on; "
-                f"exclude={self.name!r} says so in advance",
-                MimoseWarning,
-                stacklevel=2,
+                f"exclude={self.name!r} says so in advance"
             )
         return out
 
@@ -168,7 +182,7 @@ class BlockSeat(Seat):
             args,
             kwargs,
             name=f"block {self.name!r}",
-            block=self.index,
+            block=self.run,
             listener=self.listener,
             **options,
         )

@@ -11,6 +11,8 @@ MimoseError
 MimoseWarning           a UserWarning: training goes on, and this is what you should know
 """
 
+import warnings
+
 from torch.utils.checkpoint import CheckpointError
 
 
@@ -40,3 +42,8 @@ class ConflictError(MimoseError, RuntimeError):
 
 class MimoseWarning(UserWarning):
     """Training goes on; this is what its owner should know."""
+
+
+def warn(message: str) -> None:
+    """Say something that the owner of a run should know."""
+    warnings.warn(message, MimoseWarning, stacklevel=2)

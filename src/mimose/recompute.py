@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
@@ -39,8 +39,18 @@ Kind = tuple[torch.Size, torch.dtype, torch.device]
 """What must agree between a saved tensor and its recompute."""
 
 
-class Listener(Protocol):
-    """Whoever observes a block: called on the thread that runs the backward."""
+class Listener:
+    """Whoever observes blocks: told of the control points that it overrides.
+
+    `block` is the number that the block's seat was given for this run. In the backward it is called
+    on the thread that runs it.
+    """
+
+    def forward_ends(self, block: int, out_saved_bytes: int) -> None:
+        """The forward of a block that will be recomputed is done.
+
+        `out_saved_bytes` of its output are among what it would have saved.
+        """
 
     def before_recompute(self, block: int) -> None:
         """The block's activations are about to be rebuilt."""
@@ -140,6 +150,7 @@ class Frame:
         "name",
         "run_id",
         "slots",
+        "storages",
     )
 
     def __init__(
@@ -169,6 +180,7 @@ class Frame:
         self.held = (HeldByGraph if _hooks_are_active() else Held)(args, kwargs)
         self.slots: list[weakref.ref[_Slot]] = []
         self.kinds: list[Kind] = []
+        self.storages: list[weakref.ref[Any]] = []
         self.misfits: list[tuple[int, Kind]] = []
         self.cursor = 0
         self.complete = False
@@ -179,6 +191,8 @@ class Frame:
         with saved_tensors_hooks(self._pack, self._unpack):
             out = self.function(*args, **kwargs)
         self.complete = True
+        if self.listener is not None:
+            self.listener.forward_ends(self.block, self._bytes_shared_with(out))
         if not cuda_was_up and self.ambient.generators and torch.cuda.is_initialized():
             raise RuntimeError(
                 f"{self.name}: PyTorch's device state was initialized in the forward pass of a "
@@ -216,6 +230,8 @@ class Frame:
             self.kinds.append((tensor.shape, tensor.dtype, tensor.device))
         if self.keeping:
             slot.tensor = tensor.detach()
+        if self.listener is not None:
+            self.storages.append(weakref.ref(tensor.untyped_storage()))
         return slot
 
     def _unpack(self, slot: _Slot) -> torch.Tensor:
@@ -294,6 +310,12 @@ class Frame:
                 self._note_misfit(index, tensor)
         return tensor.detach()
 
+    def _bytes_shared_with(self, out: Any) -> int:
+        saved = {s._cdata for ref in self.storages if (s := ref()) is not None}
+        self.storages = []
+        outputs = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in tensors_in(out))}
+        return sum(size for key, size in outputs.items() if key in saved)
+
     def _clear(self) -> None:
         for ref in self.slots:
             slot = ref()
@@ -325,6 +347,7 @@ class Frame:
 def watch_backward(listener: Listener, block: int, inputs: Any, out: Any) -> None:
     """Tell `listener` when the backward enters a block that has just run, and when it leaves."""
     source = next((t for t in tensors_in(inputs) if t.requires_grad), None)
+    needs_end = source is None  # the hooks must not hold the tensor itself
     seen: list[object] = [None]
 
     def begin(*_: Any) -> None:
@@ -332,7 +355,7 @@ def watch_backward(listener: Listener, block: int, inputs: Any, out: Any) -> Non
         if seen[0] != run:  # a block with several outputs is entered once
             seen[0] = run
             listener.backward_begins(block)
-            if source is None:
+            if needs_end:
                 at_end_of_backward(lambda: listener.backward_ends(block))
 
     def end(*_: Any) -> None:

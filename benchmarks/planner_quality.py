@@ -1,0 +1,220 @@
+"""How good the plans are: real lengths, a hard cap, every step held against the best plan there is.
+
+    python benchmarks/planner_quality.py --out results.json --tasks TC-Bert --tight 10 50 90
+
+For each task: plain training tells the peak at each length, hence budgets that it would exceed on
+so many percent of the steps (none below 1.05 times what recomputing everything needs). An observing
+run tells the exact profile of every length: what an oracle would know. Then mimose trains under
+`enforce=True`, and each of its planned steps is held against the oracle's plan for the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import circumstances, save, spread
+from tasks import TASKS, Task
+
+import mimose
+from mimose.observations import StepObservation
+from mimose.planners import Optimal, RecomputeAll
+from mimose.steps import ObservedStep, PlannedStep
+from mimose.timeline import recompute_nanoseconds
+
+
+class Bench:
+    """One task on one device, its model trained again from the same start for each run."""
+
+    def __init__(self, task: Task, device: str, steps: int, autocast: bool) -> None:
+        self.task, self.device, self.autocast = task, device, autocast
+        self.lengths = task.padded_lengths(steps)
+        self.cuda = device == "cuda"
+
+    def fresh(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+        torch.manual_seed(0)
+        with torch.device(self.device):
+            model = self.task.make().to(self.task.dtype).train()
+        return model, torch.optim.AdamW(model.parameters(), 1e-5, fused=self.cuda or None)
+
+    def step(self, model: Any, optimizer: Any, length: int) -> tuple[float, int]:
+        """One step: seconds, and the peak of forward and backward."""
+        batch = self.task.batch_of(self.task.batch, length, self.device)
+        if self.cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
+            loss = model(**batch).loss
+        loss.backward()
+        peak = torch.cuda.max_memory_allocated() if self.cuda else 0
+        optimizer.step()
+        optimizer.zero_grad()
+        if self.cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - began, peak
+
+    def plain_peaks(self) -> dict[int, int]:
+        """Peak by length without checkpointing, at lengths over the range; joined by a quadratic."""
+        model, optimizer = self.fresh()
+        low, high = min(self.lengths), max(self.lengths)
+        at = sorted({round(x) for x in np.linspace(low, high, 10)})
+        for length in at[:2]:
+            self.step(model, optimizer, length)
+        peaks = [self.step(model, optimizer, length)[1] for length in at]
+        curve = np.polyfit(at, peaks, 2)
+        return {n: int(np.polyval(curve, n)) for n in set(self.lengths)}
+
+    def exact_profiles(self) -> dict[int, StepObservation]:
+        """Every length observed: what an oracle knows."""
+        model, optimizer = self.fresh()
+        handle = mimose.auto_checkpoint(model, "100%", planner="recompute_all")
+        handle._planned = lambda *_: None  # observe, never plan
+        seen: dict[int, StepObservation] = {}
+        order = sorted(set(self.lengths), reverse=True)
+        for length in [order[0], *order]:
+            self.step(model, optimizer, length)
+            step = handle._step
+            assert isinstance(step, ObservedStep)
+            observation = step.ride.observation(step.size)
+            if observation is not None:
+                seen[length] = observation
+        handle.detach()
+        return seen
+
+    def train(self, budget: int, oracle: dict[int, StepObservation]) -> dict[str, Any]:
+        model, optimizer = self.fresh()
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+        handle = mimose.auto_checkpoint(model, budget, enforce=True)
+        rows, out_of_memory, held = [], 0, 0
+        for length in self.lengths:
+            hits = handle._cache.hits
+            spent = handle._stats.planning_seconds
+            try:
+                seconds, peak = self.step(model, optimizer, length)
+            except torch.OutOfMemoryError:
+                out_of_memory += 1
+                optimizer.zero_grad()
+                continue
+            held = max(held, torch.cuda.max_memory_reserved() if self.cuda else 0)
+            row = {"length": length, "seconds": seconds, "peak": peak, "planned": False}
+            row["planning_us"] = (handle._stats.planning_seconds - spent) * 1e6
+            row["from_cache"] = handle._cache.hits > hits
+            step = handle._step
+            if isinstance(step, PlannedStep):
+                row.update(self._judged(handle, step, oracle[length], peak))
+            rows.append(row)
+        stats = handle.stats()
+        handle.detach()
+        return {
+            "budget": budget,
+            "out_of_memory": out_of_memory,
+            "peak_held": held,
+            "observed_steps": stats.observed_steps,
+            "reserve": stats.reserve_bytes,
+            "margin": stats.margin_bytes,
+            "leave_one_out_error": stats.prediction_error,
+            "retries": torch.cuda.memory_stats().get("num_alloc_retries", 0) if self.cuda else 0,
+            "rows": rows,
+        }
+
+    def _judged(
+        self, handle: Any, step: PlannedStep, truth: StepObservation, peak: int
+    ) -> dict[str, Any]:
+        """A planned step beside the plan that exact knowledge would have made of the same bytes."""
+        budget, reserve = handle.budget_bytes, handle._setting.reserve.bytes
+        available = budget - reserve - step.start.in_use
+        exact = truth.profile().in_step(truth.born_bytes, 0)
+        best = Optimal().plan(exact, available)
+        ours = step.plan
+        return {
+            "planned": True,
+            "predicted": step.predicted_peak,
+            "kept": ours.kept,
+            "best_kept": best.kept,
+            "recompute_ns": recompute_nanoseconds(exact, ours.recompute),
+            "best_recompute_ns": recompute_nanoseconds(exact, best.recompute),
+        }
+
+
+def summary(run: dict[str, Any]) -> dict[str, Any]:
+    """The figures of one run."""
+    planned = [row for row in run["rows"] if row["planned"]]
+    observed = {row["length"] for row in run["rows"] if not row["planned"]}
+    unseen = [
+        row
+        for row in planned
+        if row["length"] not in observed and min(observed) <= row["length"] <= max(observed)
+    ]
+    errors = [(row["predicted"] - row["peak"]) / row["peak"] for row in unseen] or [0.0]
+    ours = sum(row["recompute_ns"] for row in planned)
+    best = sum(row["best_recompute_ns"] for row in planned)
+    hits = [row["planning_us"] for row in planned if row["from_cache"]]
+    new = [row["planning_us"] for row in planned if not row["from_cache"]]
+    return {
+        "out_of_memory": run["out_of_memory"],
+        "held_over_budget": run["peak_held"] / run["budget"],
+        "observed_steps": run["observed_steps"],
+        "planned_steps": len(planned),
+        "could_keep_more": sum(row["best_kept"] > row["kept"] for row in planned) / len(planned),
+        "recompute_over_oracle": ours / best if best else (1.0 if not ours else float("inf")),
+        "reserve_share": run["reserve"] / run["budget"],
+        "worst_under": -min(*errors, 0.0),
+        "mean_over": float(np.mean([max(e, 0.0) for e in errors])),
+        "cached_plan_us": spread(hits) if len(hits) > 1 else None,
+        "new_plan_us": spread(new) if len(new) > 1 else None,
+        "median_seconds": float(np.median([row["seconds"] for row in run["rows"]])),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit")
+    parser.add_argument("--tasks", nargs="+", default=[name for name in TASKS if name != "tiny"])
+    parser.add_argument("--tight", nargs="+", type=int, default=[10, 50, 90])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--autocast", action="store_true", help="bf16 autocast")
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cuda.matmul.allow_tf32 = True
+    results: dict[str, Any] = {
+        "benchmark": "planner_quality",
+        **circumstances(options.commit),
+        "steps": options.steps,
+        "autocast": options.autocast,
+        "tasks": {},
+    }
+    for name in options.tasks:
+        bench = Bench(TASKS[name], device, options.steps, options.autocast)
+        plain = bench.plain_peaks()
+        oracle = bench.exact_profiles()
+        largest = oracle[max(oracle)]
+        needed = RecomputeAll().plan(largest.profile().in_step(largest.born_bytes, 0), 0)
+        results["tasks"][name] = task = {"lengths": bench.lengths, "runs": {}}
+        model, _ = bench.fresh()
+        fixed = 3 * sum(p.nbytes for p in model.parameters())
+        del model, _
+        floor = int(1.05 * (needed.peak_bytes + fixed))
+        for percent in options.tight:
+            share = np.percentile([plain[n] for n in bench.lengths], 100 - percent)
+            budget = max(int(share), floor)
+            run = bench.train(budget, oracle)
+            run["tight"], run["at_floor"] = percent, budget == floor
+            run["summary"] = summary(run)
+            task["runs"][str(percent)] = run
+            print(name, percent, f"{budget / 2**30:.2f} GiB", run["summary"], flush=True)
+            save(results, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Budgets as people write them, in bytes; and the reserve that a plan leaves free."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from mimose.errors import BudgetError
+
+GIB = 1 << 30
+_UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
+_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z%]*)\s*\Z")
+_SMALLEST = 1 << 20
+_EXAMPLES = '"6GiB", "512MiB", "6GB", "80%", "auto", or bytes as a whole number'
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A budget as it was asked for: so many bytes, or a share of the device, or what is free."""
+
+    total_bytes: int | None = None
+    share: float | None = None
+
+    @property
+    def is_auto(self) -> bool:
+        return self.total_bytes is None and self.share is None
+
+    def in_bytes(self, *, device_bytes: int, free_bytes: int, own_bytes: int) -> int:
+        """The bytes that this process may hold, on a device of which so much is free.
+
+        "auto" is what the process holds already plus what is free, less a margin for what others
+        on the device may still take: 2 % of the device.
+        """
+        if self.total_bytes is not None:
+            return self.total_bytes
+        if self.share is not None:
+            return int(self.share * device_bytes)
+        return max(own_bytes, own_bytes + free_bytes - device_bytes // 50)
+
+
+def parse_budget(budget: int | str | float) -> Budget:
+    """Read a budget.
+
+    >>> parse_budget("6GiB").total_bytes == 6 * 2**30
+    True
+    >>> parse_budget("80%").share
+    0.8
+    """
+    if isinstance(budget, bool) or not isinstance(budget, (int, float, str)):
+        raise BudgetError(f"memory_budget={budget!r}: write {_EXAMPLES}")
+    if isinstance(budget, str):
+        return _parse_text(budget)
+    if isinstance(budget, float) and not budget.is_integer():
+        hint = f'"{budget:.0%}"' if 0 < budget <= 1 else f'"{budget:g}GiB"'
+        raise BudgetError(f"memory_budget={budget!r} has no unit: did you mean {hint}?")
+    if 0 < budget < _SMALLEST:
+        hint = '"100%"' if budget == 1 and isinstance(budget, float) else f'"{int(budget)}GiB"'
+        raise BudgetError(
+            f"memory_budget={budget!r} bytes is next to nothing: did you mean {hint}?"
+        )
+    return _bytes(int(budget), repr(budget))
+
+
+def _parse_text(text: str) -> Budget:
+    if text.strip().lower() == "auto":
+        return Budget()
+    match = _NUMBER.match(text)
+    if match is None:
+        raise BudgetError(f"memory_budget={text!r} cannot be read: write {_EXAMPLES}")
+    number, unit = float(match[1]), match[2]
+    if unit == "%":
+        if not 0 < number <= 100:
+            raise BudgetError(f"memory_budget={text!r}: a share lies between 0% and 100%")
+        return Budget(share=number / 100)
+    factor = _UNITS.get(unit.upper())
+    if factor is None:
+        hint = f": did you mean {match[1]}{_likely(unit)!s}?" if unit else ""
+        raise BudgetError(f"memory_budget={text!r} has no known unit{hint} Write {_EXAMPLES}")
+    return _bytes(int(number * factor), repr(text))
+
+
+def _likely(unit: str) -> str:
+    return {"G": "GiB", "M": "MiB", "T": "TiB", "K": "KiB", "GI": "GiB"}.get(unit.upper(), "GiB")
+
+
+def _bytes(number: int, shown: str) -> Budget:
+    if number < _SMALLEST:
+        raise BudgetError(f"memory_budget={shown} is under 1 MiB: write {_EXAMPLES}")
+    return Budget(total_bytes=number)
+
+
+def text_of(number_of_bytes: float) -> str:
+    """Bytes for people.
+
+    >>> text_of(3 * 2**29)
+    '1.50 GiB'
+    """
+    size = abs(number_of_bytes)
+    for unit, name in ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{number_of_bytes / unit:.{2 if size < 100 * unit else 0}f} {name}"
+    return f"{number_of_bytes:.0f} B"
+
+
+class Reserve:
+    """The part of the budget that plans leave free, learned while training.
+
+    The allocator holds more than is in use: rounding, fragments between tensors of varying size,
+    workspaces. How much cannot be known in advance. The reserve starts at 1 % of the budget. When a
+    step near the limit makes the allocator take more from the device, what it then holds beyond
+    what is in use is evidence; when it had to give cached memory back and try again, plans were too
+    tight. Without such a sign over many steps near the limit the reserve shrinks again.
+    """
+
+    _FIRST, _LEAST, _MOST = 0.01, 0.005, 0.25
+    _PATIENCE = 50
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget = budget_bytes
+        self.bytes = int(self._FIRST * budget_bytes)
+        self._quiet_steps = 0
+
+    def near_limit(self, peak_bytes: int) -> bool:
+        """Whether a step's peak was high enough to learn from."""
+        return peak_bytes >= 0.9 * (self._budget - self.bytes)
+
+    def learn(self, *, peak_bytes: int, held_bytes: int, grew: bool, retries: int) -> None:
+        """A step peaked at `peak_bytes` in use while the allocator held `held_bytes`."""
+        if retries:
+            self._set(self.bytes + retries * self._budget // 400)
+        elif not self.near_limit(peak_bytes):
+            return
+        elif grew and held_bytes - peak_bytes > self.bytes:
+            self._set(held_bytes - peak_bytes)
+        else:
+            self._quiet_steps += 1
+            if self._quiet_steps >= self._PATIENCE:
+                self._set(int(0.9 * self.bytes))
+
+    def _set(self, number: int) -> None:
+        least, most = self._LEAST * self._budget, self._MOST * self._budget
+        self.bytes = math.floor(min(max(number, least), most))
+        self._quiet_steps = 0

@@ -1,0 +1,272 @@
+"""Observe a step: what each run of a block costs in memory and time.
+
+The paper observes a block by running its forward twice. It is not needed: when every block is
+recomputed, the recompute is itself a forward with its activations kept, and at the points that our
+own recompute code owns everything can be read. `Ride` does that, at the price of plain
+checkpointing. `Shuttle` is the paper's way, for comparison, and for a look at what a block saves
+when its backward never comes. The paper's filter for nested layers is in the choice of blocks: no
+block lies inside another, so nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mimose.ambient import Ambient
+from mimose.attach import BlockSeat
+from mimose.buffers import Snapshot, likely_places
+from mimose.clock import Clock
+from mimose.inputs import InputSize
+from mimose.memory import Meter, Reading
+from mimose.observations import Observation, Run, StepObservation
+from mimose.recompute import Listener
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known so far of one run."""
+
+    key: Run
+    gradient_bytes: int
+    start: int
+    forward: int = 0
+    out_saved: int = 0
+    before: int | None = None
+    entry: int = 0
+    born: int = 0
+    after: int = 0
+    saved: int = 0
+    spike: int = 0
+    back: int = 0
+    begun: Any = None
+    ended: Any = None
+
+
+class Ride(Listener):
+    """Rides on the recomputes of one step in which every block is recomputed."""
+
+    def __init__(
+        self,
+        meter: Meter,
+        clock: Clock,
+        parameters: Sequence[torch.nn.Parameter],
+        stale: Stale,
+    ) -> None:
+        self._meter = meter
+        self._clock = clock
+        self._stale = stale
+        self._stale_bytes = 0
+        self._missing = [p for p in parameters if p.grad is None]
+        self._born_in_step = bool(self._missing)
+        self._born = 0
+        self._base: int | None = None
+        self._runs: list[_Seen] = []
+        self._counts: dict[int, int] = {}
+        self._latest: _Seen | None = None
+        self._head_forward = 0
+        self._head_backward: int | None = None
+        self.peak = 0
+        """The highest reading of the step."""
+        self._spoiled = False
+
+    def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> None:
+        """A block's forward is about to start."""
+        reading = self._read()
+        if self._base is None:
+            self._base = reading.in_use
+        elif self._runs:
+            last = self._runs[-1]
+            last.forward = max(last.forward, reading.peak - self._base)
+        nth = self._counts.get(seat.index, 0)
+        self._counts[seat.index] = nth + 1
+        seat.run = len(self._runs)
+        seat.listener = self
+        self._spoiled |= seat.trusted is None  # its first run is a rehearsal as well
+        start = reading.in_use - self._base
+        self._runs.append(_Seen((seat.index, nth), _gradient_bytes(seat.module), start))
+
+    def forward_ends(self, block: int, out_saved_bytes: int) -> None:
+        assert self._base is not None
+        run = self._runs[block]
+        run.out_saved = out_saved_bytes
+        run.forward = self._read().peak - self._base
+
+    def model_returns(self) -> None:
+        """The model's forward is done; the loss and the backward follow."""
+        if self._base is not None:
+            self._head_forward = max(self._head_forward, self._read().peak - self._base)
+
+    def before_recompute(self, block: int) -> None:
+        reading = self._read()
+        assert self._base is not None
+        run = self._runs[block]
+        if self._head_backward is None:
+            self._stale_bytes = self._stale.died()
+            self._head_backward = reading.peak - self._base + self._stale_bytes
+        elif self._latest is not None:
+            self._latest.back = reading.peak - self._latest.after
+        self._note_born()
+        run.before = reading.in_use
+        run.born = self._born
+        run.entry = reading.in_use - self._base + self._stale_bytes - self._born
+        run.begun = self._clock.mark()
+
+    def after_recompute(self, block: int) -> None:
+        run = self._runs[block]
+        run.ended = self._clock.mark()
+        reading = self._read()
+        assert run.before is not None
+        run.after = reading.in_use
+        run.saved = reading.in_use - run.before
+        run.spike = reading.peak - run.before
+        self._latest = run
+
+    def backward_over(self) -> None:
+        """The step's backward is done."""
+        if self._latest is not None:
+            self._latest.back = self._read().peak - self._latest.after
+
+    def observation(self, size: InputSize) -> StepObservation | None:
+        """What was seen; None if it does not count, since nothing was recomputed, say.
+
+        While the device has not got far enough to tell the times, bytes stand in for them.
+        """
+        if self._head_backward is None or self._spoiled:
+            return None
+        return StepObservation(
+            size=size,
+            pattern=tuple(run.key for run in self._runs),
+            runs=tuple(self._finished(run) for run in self._runs),
+            head_forward_bytes=self._head_forward,
+            head_backward_bytes=self._head_backward,
+            gradients_born=self._born_in_step,
+        )
+
+    @property
+    def timed(self) -> bool:
+        """Whether all recompute times are known by now."""
+        return all(self._seconds(run) is not None for run in self._runs)
+
+    def _finished(self, run: _Seen) -> Observation:
+        # Where gradients are added to existing ones, each is freed at once; where they come into
+        # being they stay. Observations speak of the latter: it takes no less.
+        stays = 0 if self._born_in_step else run.gradient_bytes
+        return Observation(
+            start_bytes=run.start,
+            forward_bytes=run.forward,
+            entry_bytes=run.entry,
+            born_bytes=run.born,
+            saved_bytes=max(0, run.saved),
+            spike_bytes=max(0, run.spike),
+            back_bytes=max(0, run.back) + stays,
+            out_saved_bytes=run.out_saved,
+            seconds=run.saved * 1e-12 if (known := self._seconds(run)) is None else known,
+            fixed=run.before is None,
+        )
+
+    def _seconds(self, run: _Seen) -> float | None:
+        return 0.0 if run.ended is None else self._clock.seconds(run.begun, run.ended)
+
+    def _read(self) -> Reading:
+        reading = self._meter.read()
+        self.peak = max(self.peak, reading.peak)
+        self._meter.reset_peak()
+        return reading
+
+    def _note_born(self) -> None:
+        still = [p for p in self._missing if p.grad is None]
+        if len(still) < len(self._missing):
+            self._born += _bytes_of(self._missing) - _bytes_of(still)
+            self._missing = still
+
+
+class Shuttle(Ride):
+    """The paper's collector: each block's forward runs once more, only to be looked at.
+
+    What a block saves, its spike and its time come from a forward of their own, with RNG and
+    buffers as they were; the levels around it still come from the recompute.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._looked: dict[int, tuple[int, int, Any, Any]] = {}
+
+    def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> None:
+        super().run_begins(seat, args, kwargs)
+        ambient = Ambient((args, kwargs), preserve_rng=True)
+        buffers = Snapshot(likely_places(seat.module))
+        before = self._read().in_use
+        begun = self._clock.mark()
+        out = buffers.run(ambient.run, seat.plain, (args, kwargs), {})
+        ended = self._clock.mark()
+        after = self._read()
+        kept = after.in_use - before - _fresh_output_bytes(out, (args, kwargs))
+        self._looked[seat.run] = (kept, after.peak - before, begun, ended)
+        del out
+        self._meter.reset_peak()
+
+    def forward_ends(self, block: int, out_saved_bytes: int) -> None:
+        super().forward_ends(block, out_saved_bytes)
+        saved, spike, begun, ended = self._looked[block]
+        self._looked[block] = (saved + out_saved_bytes, spike, begun, ended)
+
+    def after_recompute(self, block: int) -> None:
+        super().after_recompute(block)
+        run = self._runs[block]
+        run.saved, run.spike, run.begun, run.ended = self._looked[block]
+
+
+class Stale:
+    """The last step's outputs that are still alive when the next forward starts.
+
+    A loop's `out = model(...)` holds the old output until the new one is there: it burdens the
+    forward and is gone in the backward.
+    """
+
+    def __init__(self) -> None:
+        self._outputs: list[tuple[Any, int]] = []
+        self._alive: list[tuple[Any, int]] = []
+        self._die = True
+
+    def outputs_are(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The model has returned these."""
+        import weakref
+
+        sizes = {t.untyped_storage()._cdata: t for t in tensors}
+        self._outputs = [(weakref.ref(t), t.untyped_storage().nbytes()) for t in sizes.values()]
+
+    def step_starts(self) -> None:
+        """A forward starts: whatever of them is alive now is stale."""
+        self._alive = [(ref, size) for ref, size in self._outputs if ref() is not None]
+
+    def died(self) -> int:
+        """The bytes of stale outputs that are gone by now."""
+        alive = sum(size for _, size in self._alive)
+        gone = sum(size for ref, size in self._alive if ref() is None)
+        if alive:
+            self._die = gone > 0
+        return gone
+
+    def expected(self) -> int:
+        """The bytes that will be gone in the backward, as far as the past tells."""
+        return sum(size for _, size in self._alive) if self._die else 0
+
+
+def _gradient_bytes(module: torch.nn.Module) -> int:
+    return _bytes_of([p for p in module.parameters() if p.requires_grad])
+
+
+def _bytes_of(parameters: Sequence[torch.nn.Parameter]) -> int:
+    return sum(p.nbytes for p in parameters)
+
+
+def _fresh_output_bytes(out: Any, inputs: Any) -> int:
+    from mimose.trees import tensors_in
+
+    known = {t.untyped_storage()._cdata for t in tensors_in(inputs)}
+    fresh = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in tensors_in(out))}
+    return sum(size for key, size in fresh.items() if key not in known)

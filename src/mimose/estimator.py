@@ -1,0 +1,319 @@
+"""Fit what was observed; predict a profile for any input size.
+
+Bytes are polynomials of the shape: a constant plus the batch times monomials of the other sizes up
+to degree two. The fit is one linear least-squares problem for all runs and all quantities at once.
+
+Levels follow such polynomials exactly. Peaks are the largest of several of them, so they have kinks
+that no polynomial follows; but they stay convex, and for a convex function the chord between two
+observed sizes is never too low. So where a quantity's own leave-one-out error says that it has
+kinks, the larger of fit and chord is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mimose.inputs import InputSize
+from mimose.observations import Pattern, StepObservation
+from mimose.timeline import Profile, RunCost, peak
+
+_Floats = npt.NDArray[np.float64]
+
+_QUANTITIES = ("start", "forward", "entry", "saved", "spike", "back", "out_saved")
+_FAIR_ERROR = 0.02
+"""The leave-one-out error of the peak, as a share of it, at which predictions are trusted."""
+_EXACT_ERROR = 0.001
+"""The error, as a share of the peak, up to which a quantity counts as an exact polynomial."""
+_REACH = 0.10
+"""How far beyond the largest size seen predictions go, as a share of it."""
+_MOST_SIZES = 64
+
+
+class Estimator:
+    """Learns from observations of one pattern of runs and one layout of inputs."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern = pattern
+        self.version = 0
+        self._seen: dict[InputSize, StepObservation] = {}
+        self._fit: _Fit | None = None
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    @property
+    def ready(self) -> bool:
+        """Whether sizes that were never seen can be predicted."""
+        return self._fit is not None and self._fit.error <= _FAIR_ERROR
+
+    @property
+    def error(self) -> float | None:
+        """The leave-one-out error of the peak, as a share of it."""
+        return None if self._fit is None else self._fit.error
+
+    def learn(self, observation: StepObservation) -> None:
+        """Take one more observation in; of a size seen before, the newer one counts."""
+        self._seen.pop(observation.size, None)
+        self._seen[observation.size] = observation
+        if len(self._seen) > _MOST_SIZES:
+            self._drop_one()
+        self._fit = _Fit.of(list(self._seen.values()))
+        self.version += 1
+
+    def predict(self, size: InputSize) -> Profile | None:
+        """The profile at `size`; None where nothing that was seen tells enough.
+
+        A size that was seen, or lies below one that was, can be told at once: memory grows with
+        size. Others need a fit that its own leave-one-out error confirms.
+        """
+        seen = self._seen.get(size)
+        if seen is not None:
+            return seen.profile()
+        if self._fit is not None and self.ready:
+            profile = self._fit.predict(size)
+            if profile is not None:
+                return profile
+        larger = [other for other in self._seen if size <= other]
+        if not larger:
+            return None
+        smallest = min(larger, key=lambda other: sum(r.saved_bytes for r in self._seen[other].runs))
+        return self._seen[smallest].profile()
+
+    def _drop_one(self) -> None:
+        """Forget the size whose neighbours are nearest: what remains covers the range."""
+        sizes = sorted(self._seen, key=lambda size: size.dims)
+        volume = [sum(run.saved_bytes for run in self._seen[size].runs) for size in sizes]
+        gaps = [volume[i + 1] - volume[i - 1] for i in range(1, len(sizes) - 1)]
+        del self._seen[sizes[1 + int(np.argmin(gaps))]]
+
+
+@dataclass(slots=True)
+class _Fit:
+    shape: _Shape
+    points: _Floats
+    """The varying dimensions of each observation."""
+    values: _Floats
+    """One row an observation, one column a quantity of a run; the head's two come last."""
+    coefficients: _Floats
+    kinked: npt.NDArray[np.bool_]
+    error: float
+    times: _Times
+    fixed: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, observations: list[StepObservation]) -> _Fit | None:
+        shape = _Shape.of([o.size for o in observations])
+        points = np.array([shape.point(o.size) for o in observations], float)
+        features = shape.features(points)
+        if len(observations) <= features.shape[1]:
+            return None
+        values = np.array([_row(o) for o in observations])
+        coefficients, _, rank, _ = np.linalg.lstsq(features, values, rcond=None)
+        if rank < features.shape[1]:
+            return None
+        left_out = _leave_one_out(features, values, coefficients)
+        peaks = np.array(
+            [_peaks(_profile(o.size, row, o)) for o, row in zip(observations, values, strict=True)]
+        )
+        guesses = np.array(
+            [
+                _peaks(_profile(o.size, row, o))
+                for o, row in zip(observations, left_out, strict=True)
+            ]
+        )
+        error = float(np.max(np.abs(guesses - peaks) / peaks))
+        kinked = np.max(np.abs(values - left_out) / peaks[:, :1], axis=0) > _EXACT_ERROR
+        return cls(
+            shape=shape,
+            points=points,
+            values=values,
+            coefficients=coefficients,
+            kinked=kinked,
+            error=error,
+            times=_Times.of(observations),
+            fixed=tuple(run.fixed for run in observations[-1].runs),
+        )
+
+    def predict(self, size: InputSize) -> Profile | None:
+        point = self.shape.covering_point(size)
+        if point is None:
+            return None
+        high = self.points.max(0)
+        if np.any(point > high * (1 + _REACH)):
+            return None
+        row = self.shape.features(point[None])[0] @ self.coefficients
+        if self.kinked.any():
+            row = self._mind_kinks(point, row)
+        beyond = float(np.max((point - high) / high, initial=0.0))
+        if beyond > 0:
+            row = row * (1 + beyond * 0.5)
+        row = np.maximum(row, 0)
+        return self._profile(size, row)
+
+    def _mind_kinks(self, point: _Floats, row: _Floats) -> _Floats:
+        """What a kinked quantity is at most, as far as observations tell."""
+        if len(point) == 1:
+            at = self.points[:, 0]
+            order = np.argsort(at)
+            right = int(np.searchsorted(at[order], point[0]))
+            if right < len(at):  # within the range, or below: then the smallest observation bounds
+                high, low = order[right], order[max(0, right - 1)]
+                width = at[high] - at[low]
+                share = (point[0] - at[low]) / width if width else 1.0
+                chord = self.values[low] + share * (self.values[high] - self.values[low])
+                bound = np.maximum(row, chord) if width else self.values[high]
+                return np.where(self.kinked, bound, row)
+        fitted = self.shape.features(self.points) @ self.coefficients
+        short = (self.values - fitted) / np.maximum(fitted, 1)
+        return np.where(self.kinked, row * (1 + np.maximum(short.max(0), 0)), row)
+
+    def _profile(self, size: InputSize, row: _Floats) -> Profile:
+        table = row[:-2].reshape(-1, len(_QUANTITIES))
+        times = self.times.at(table[:, _QUANTITIES.index("saved")])
+        return _assemble(size, row, times, self.fixed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Which dimensions vary, which vary together, and which of them is the batch."""
+
+    layout: tuple[tuple[str, int], ...]
+    constants: tuple[tuple[int, int], ...]
+    """Positions that never varied, with their value."""
+    symbols: tuple[tuple[int, ...], ...]
+    """Positions that were always equal, a group each."""
+    batch: int | None
+    """The symbol that is the batch, if the batch varies."""
+
+    @classmethod
+    def of(cls, sizes: Sequence[InputSize]) -> _Shape:
+        columns = list(zip(*(size.dims for size in sizes), strict=True))
+        constants: list[tuple[int, int]] = []
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for position, column in enumerate(columns):
+            if len(set(column)) == 1:
+                constants.append((position, column[0]))
+            else:
+                groups.setdefault(column, []).append(position)
+        symbols = tuple(tuple(positions) for positions in groups.values())
+        batch = next((i for i, positions in enumerate(symbols) if 0 in positions), None)
+        return cls(sizes[0].layout, tuple(constants), symbols, batch)
+
+    def point(self, size: InputSize) -> list[int]:
+        return [size.dims[positions[0]] for positions in self.symbols]
+
+    def covering_point(self, size: InputSize) -> _Floats | None:
+        """The varying dimensions of a size that is at least `size` and has this shape."""
+        if size.layout != self.layout:
+            return None
+        if any(size.dims[position] > value for position, value in self.constants):
+            return None
+        return np.array(
+            [max(size.dims[position] for position in group) for group in self.symbols], float
+        )
+
+    def features(self, points: _Floats) -> _Floats:
+        """1, then the batch times each monomial of the other dimensions up to degree two."""
+        count = len(points)
+        batch = np.ones(count) if self.batch is None else points[:, self.batch]
+        others = [points[:, i] for i in range(points.shape[1]) if i != self.batch]
+        monomials = [] if self.batch is None else [np.ones(count)]
+        monomials += others
+        monomials += [a * b for i, a in enumerate(others) for b in others[i:]]
+        return np.stack([np.ones(count), *(batch * m for m in monomials)], axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Recompute time as a line in the bytes that a run saves; equal runs share theirs."""
+
+    base: _Floats
+    slope: _Floats
+
+    @classmethod
+    def of(cls, observations: Sequence[StepObservation]) -> _Times:
+        saved = np.array([[run.saved_bytes for run in o.runs] for o in observations], float)
+        seconds = np.array([[run.seconds for run in o.runs] for o in observations])
+        for group in _equal_columns(saved):
+            seconds[:, group] = np.median(seconds[:, group], axis=1, keepdims=True)
+        deviation = saved - saved.mean(0)
+        spread = (deviation**2).sum(0)
+        rise = (deviation * (seconds - seconds.mean(0))).sum(0)
+        slope = np.maximum(np.divide(rise, spread, out=np.zeros_like(rise), where=spread > 0), 0)
+        return cls(np.maximum(seconds.mean(0) - slope * saved.mean(0), 0), slope)
+
+    def at(self, saved: _Floats) -> _Floats:
+        return self.base + self.slope * saved
+
+
+def _equal_columns(saved: _Floats) -> list[list[int]]:
+    """Runs that save the same at every size, within half a percent: copies of one block."""
+    groups: list[list[int]] = []
+    for k in range(saved.shape[1]):
+        for group in groups:
+            if np.allclose(saved[:, group[0]], saved[:, k], rtol=0.005, atol=0):
+                group.append(k)
+                break
+        else:
+            groups.append([k])
+    return groups
+
+
+def _row(o: StepObservation) -> list[int]:
+    row = [
+        value
+        for run in o.runs
+        for value in (
+            run.start_bytes,
+            run.forward_bytes,
+            run.entry_bytes,
+            run.saved_bytes,
+            run.spike_bytes,
+            run.back_bytes,
+            run.out_saved_bytes,
+        )
+    ]
+    return [*row, o.head_forward_bytes, o.head_backward_bytes]
+
+
+def _leave_one_out(features: _Floats, values: _Floats, coefficients: _Floats) -> _Floats:
+    """What each observation would be predicted as by a fit of all the others."""
+    projection = features @ np.linalg.pinv(features)
+    leverage = np.clip(np.diag(projection), 0, 1 - 1e-6)
+    residual: _Floats = (values - features @ coefficients) / (1 - leverage)[:, None]
+    return values - residual
+
+
+def _profile(size: InputSize, row: _Floats, like: StepObservation) -> Profile:
+    times = np.zeros(len(like.runs))
+    return _assemble(size, np.maximum(row, 0), times, tuple(run.fixed for run in like.runs))
+
+
+def _assemble(size: InputSize, row: _Floats, times: _Floats, fixed: tuple[bool, ...]) -> Profile:
+    numbers = row[:-2].round().astype(np.int64).reshape(-1, len(_QUANTITIES)).tolist()
+    runs = tuple(
+        RunCost(
+            start=start,
+            forward=forward,
+            entry=entry,
+            saved=saved,
+            spike=spike,
+            back=back,
+            out_saved=min(out_saved, saved),
+            nanoseconds=nanoseconds,
+            fixed=is_fixed,
+        )
+        for (start, forward, entry, saved, spike, back, out_saved), nanoseconds, is_fixed in zip(
+            numbers, (times * 1e9).round().astype(np.int64).tolist(), fixed, strict=True
+        )
+    )
+    return Profile(size, runs, round(float(row[-2])), round(float(row[-1])))
+
+
+def _peaks(profile: Profile) -> tuple[float, float]:
+    runs = len(profile.runs)
+    return max(1, peak(profile, [False] * runs)), max(1, peak(profile, [True] * runs))

@@ -1,0 +1,73 @@
+"""All that was learned of a model: an estimator for each way in which its steps run."""
+
+from __future__ import annotations
+
+from mimose.estimator import Estimator
+from mimose.inputs import InputSize
+from mimose.observations import Pattern, StepObservation
+from mimose.timeline import Profile
+
+
+class Knowledge:
+    """Estimators by input layout and pattern of runs.
+
+    Most models have one of each. A contrastive loss runs its blocks twice a step, a GAN now once
+    and now twice: of several patterns the longest is planned for, since a step's pattern is not
+    known at its start.
+    """
+
+    def __init__(self) -> None:
+        self._estimators: dict[tuple[object, Pattern], Estimator] = {}
+        self._born: dict[Pattern, tuple[int, ...]] = {}
+        self.margin = 0
+        """What predictions have fallen short by, in bytes."""
+        self.version = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether sizes that were never seen can be predicted."""
+        return any(estimator.ready for estimator in self._estimators.values())
+
+    @property
+    def error(self) -> float | None:
+        """The largest leave-one-out error of the peak, as a share of it."""
+        errors = [e.error for e in self._estimators.values() if e.error is not None]
+        return max(errors, default=None)
+
+    def learn(self, observation: StepObservation) -> None:
+        """Take one more observation in."""
+        key = (observation.size.layout, observation.pattern)
+        if key not in self._estimators:
+            self._estimators[key] = Estimator(observation.pattern)
+        self._estimators[key].learn(observation)
+        if observation.gradients_born:
+            self._born[observation.pattern] = observation.born_bytes
+        self.version += 1
+
+    def predict(self, size: InputSize) -> Profile | None:
+        """The profile at `size`, without born gradients; None where too little is known."""
+        estimator = self._estimator_for(size)
+        return None if estimator is None else estimator.predict(size)
+
+    def pattern_for(self, size: InputSize) -> Pattern | None:
+        """The runs that a step of this size is expected to have."""
+        estimator = self._estimator_for(size)
+        return None if estimator is None else estimator.pattern
+
+    def born_bytes(self, pattern: Pattern, missing_bytes: int) -> tuple[int, ...]:
+        """Gradients that will be born before each run's recompute, if so much is missing now."""
+        if not missing_bytes:
+            return (0,) * len(pattern)
+        known = self._born.get(pattern)
+        if known is None:  # never seen: all of them, at once
+            return (missing_bytes,) * len(pattern)
+        return tuple(min(born, missing_bytes) for born in known)
+
+    def fell_short(self, missing_bytes: int) -> None:
+        """A step peaked this much higher than predicted."""
+        self.margin = max(self.margin, missing_bytes)
+        self.version += 1
+
+    def _estimator_for(self, size: InputSize) -> Estimator | None:
+        fitting = [e for (layout, _), e in self._estimators.items() if layout == size.layout]
+        return max(fitting, key=lambda e: (len(e.pattern), len(e)), default=None)

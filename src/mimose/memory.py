@@ -1,0 +1,242 @@
+"""How much memory is in use: the only file that asks a device about memory.
+
+On CUDA the allocator's own statistics answer. On a CPU, where nobody counts, live tensor storages
+are counted, so that a budget means the same and the whole library can be tried without a GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mimose.errors import ConflictError
+from mimose.trees import tensors_in
+
+
+class Reading(NamedTuple):
+    """Bytes at one moment; peaks since the last `reset_peak`."""
+
+    in_use: int
+    peak: int
+    held: int
+    """What the allocator has taken from the device, cached memory included."""
+    peak_held: int
+    retries: int
+    """How often the allocator had to give cached memory back before it could go on."""
+
+
+class Meter(ABC):
+    """Reads one device's memory."""
+
+    device_bytes: int
+    private = False
+    """Whether nobody else reads these peaks, so that they may be reset at any time."""
+
+    @abstractmethod
+    def read(self) -> Reading: ...
+
+    @abstractmethod
+    def reset_peak(self) -> None: ...
+
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """What anybody could still take."""
+
+    @abstractmethod
+    def limit(self, number_of_bytes: int | None) -> None:
+        """Let this process hold no more than this; None lifts the limit."""
+
+    def close(self) -> None:  # noqa: B027 (most meters count nothing themselves)
+        """Stop counting, where counting is this meter's own doing."""
+
+    @property
+    def fragments(self) -> bool:
+        """Whether the allocator is set so that varying sizes leave fragments behind."""
+        return False
+
+
+def meter_for(device: torch.device) -> Meter:
+    """The meter of a device."""
+    if device.type == "cuda":
+        return CudaMeter(device)
+    if device.type == "cpu":
+        return CpuMeter()
+    raise ConflictError(
+        f"the model is on {device}: mimose can read the memory of CUDA devices and, for trials, of "
+        "the CPU. mimose.checkpoint works on every device"
+    )
+
+
+class CudaMeter(Meter):
+    """Reads the caching allocator's statistics, by the cheapest call there is."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._index = device.index if device.index is not None else torch.cuda.current_device()
+        self.device_bytes = torch.cuda.get_device_properties(self._index).total_memory
+        raw = getattr(torch._C, "_cuda_memoryStats", None)
+        self._statistics = raw or torch.cuda.memory_stats_as_nested_dict
+        self._former_share: float | None = None
+
+    def read(self) -> Reading:
+        statistics = self._statistics(self._index)
+        in_use = statistics["allocated_bytes"]["all"]
+        held = statistics["reserved_bytes"]["all"]
+        return Reading(
+            in_use["current"],
+            in_use["peak"],
+            held["current"],
+            held["peak"],
+            statistics["num_alloc_retries"],
+        )
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._index)
+
+    def free_bytes(self) -> int:
+        free, _ = torch.cuda.mem_get_info(self._index)
+        return int(free)
+
+    def limit(self, number_of_bytes: int | None) -> None:
+        if number_of_bytes is None:
+            if self._former_share is not None:
+                torch.cuda.set_per_process_memory_fraction(self._former_share, self._index)
+                self._former_share = None
+            return
+        if self._former_share is None:
+            former = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)
+            self._former_share = former(self._index)
+        share = min(1.0, number_of_bytes / self.device_bytes)
+        torch.cuda.set_per_process_memory_fraction(share, self._index)
+
+    @property
+    def fragments(self) -> bool:
+        snapshot = getattr(torch._C, "_cuda_memorySnapshot", None)
+        if snapshot is None:
+            return False
+        settings = torch.cuda.memory._snapshot().get("allocator_settings", {})
+        return not settings.get("expandable_segments", False)
+
+
+class CpuMeter(Meter):
+    """Counts the bytes of live tensor storages on the CPU, exactly.
+
+    A dispatch mode sees every operator's results; finalizers tell when their storages die. All
+    meters of a process share one mode, entered with the first and left with the last.
+    """
+
+    private = True
+
+    def __init__(self) -> None:
+        self._mode = _StorageCounter.shared()
+        self.device_bytes = _physical_bytes()
+        self._open = True
+
+    def read(self) -> Reading:
+        mode = self._mode
+        return Reading(mode.in_use, mode.peak, mode.in_use, mode.peak, 0)
+
+    def reset_peak(self) -> None:
+        self._mode.peak = self._mode.in_use
+
+    def free_bytes(self) -> int:
+        return max(0, self.device_bytes - self._mode.in_use)
+
+    def limit(self, number_of_bytes: int | None) -> None:
+        self._mode.limit = number_of_bytes
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._mode.limit = None
+            self._mode.release()
+
+
+class _StorageCounter(TorchDispatchMode):
+    _shared: _StorageCounter | None = None
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.in_use = 0
+        self.peak = 0
+        self.limit: int | None = None
+        self._sizes: dict[int, int] = {}
+        self._users = 0
+        self._lock = threading.RLock()
+
+    @classmethod
+    def shared(cls) -> _StorageCounter:
+        if cls._shared is None:
+            cls._shared = cls()
+            cls._shared._count_what_lives()
+            cls._shared.__enter__()  # type: ignore[no-untyped-call]
+        cls._shared._users += 1
+        return cls._shared
+
+    def release(self) -> None:
+        self._users -= 1
+        if self._users == 0 and _innermost_mode() is self:
+            self.__exit__(None, None, None)
+            type(self)._shared = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self._count(out)
+        elif out is not None:
+            for tensor in tensors_in(out):
+                self._count(tensor)
+        if self.limit is not None and self.in_use > self.limit:
+            raise torch.OutOfMemoryError(
+                f"{func}: {self.in_use} bytes in use, the limit is {self.limit}"
+            )
+        return out
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type != "cpu":
+            return
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # a tensor without storage: sparse, fake, …
+            return
+        key, size = storage._cdata, storage.nbytes()
+        with self._lock:
+            known = self._sizes.get(key)
+            if known is None:
+                weakref.finalize(storage, self._forget, key).atexit = False
+            self._sizes[key] = size
+            self.in_use += size - (known or 0)
+            self.peak = max(self.peak, self.in_use)
+
+    def _forget(self, key: int) -> None:
+        with self._lock:
+            self.in_use -= self._sizes.pop(key, 0)
+
+    def _count_what_lives(self) -> None:
+        for thing in gc.get_objects():
+            if issubclass(type(thing), torch.Tensor):
+                self._count(thing)
+                if thing.is_leaf and thing.grad is not None:
+                    self._count(thing.grad)
+
+
+def _innermost_mode() -> Any:
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    return _get_current_dispatch_mode()
+
+
+def _physical_bytes() -> int:
+    import os
+
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 40

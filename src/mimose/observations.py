@@ -1,0 +1,70 @@
+"""What was seen of a step in which every block was recomputed, and what of it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mimose.inputs import InputSize
+from mimose.timeline import Profile, RunCost
+
+Run = tuple[int, int]
+"""A block's index, and the how-manieth of its runs in the step this is."""
+
+Pattern = tuple[Run, ...]
+"""The runs of a step, in the order of their forwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One run's costs, seen once, at one input size. The words are those of `RunCost`."""
+
+    start_bytes: int
+    forward_bytes: int
+    entry_bytes: int
+    """Without gradients born in this step."""
+    born_bytes: int
+    """Gradients that did not exist at the step's start and did just before this recompute."""
+    saved_bytes: int
+    spike_bytes: int
+    back_bytes: int
+    out_saved_bytes: int
+    seconds: float
+    fixed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepObservation:
+    """One step, seen whole."""
+
+    size: InputSize
+    pattern: Pattern
+    runs: tuple[Observation, ...]
+    head_forward_bytes: int
+    """Peak after the last run and before the model's return."""
+    head_backward_bytes: int
+    """Peak from there to the first recompute, stale outputs gone."""
+    gradients_born: bool
+    """Whether gradients came into being in this step, rather than being added to."""
+
+    @property
+    def born_bytes(self) -> tuple[int, ...]:
+        """Gradients born before each run's recompute."""
+        return tuple(run.born_bytes for run in self.runs)
+
+    def profile(self) -> Profile:
+        """This observation as a prediction of its own size, without born gradients."""
+        runs = tuple(
+            RunCost(
+                start=run.start_bytes,
+                forward=run.forward_bytes,
+                entry=run.entry_bytes,
+                saved=run.saved_bytes,
+                spike=run.spike_bytes,
+                back=run.back_bytes,
+                out_saved=min(run.out_saved_bytes, run.saved_bytes),
+                nanoseconds=round(run.seconds * 1e9),
+                fixed=run.fixed,
+            )
+            for run in self.runs
+        )
+        return Profile(self.size, runs, self.head_forward_bytes, self.head_backward_bytes)

@@ -1,0 +1,33 @@
+"""Planners: from a profile and the bytes available to a plan."""
+
+from __future__ import annotations
+
+from mimose.errors import ArgumentError
+from mimose.planners.base import Planner
+from mimose.planners.greedy import Greedy
+from mimose.planners.optimal import Optimal
+from mimose.planners.static import Static
+from mimose.planners.trivial import KeepAll, RecomputeAll
+
+__all__ = ["Greedy", "KeepAll", "Optimal", "Planner", "RecomputeAll", "Static", "planner_named"]
+
+_BY_NAME: dict[str, type[Planner]] = {
+    "optimal": Optimal,
+    "greedy": Greedy,
+    "static": Static,
+    "keep_all": KeepAll,
+    "recompute_all": RecomputeAll,
+}
+
+
+def planner_named(planner: str | Planner) -> Planner:
+    """The planner of this name, or the planner itself."""
+    if isinstance(planner, str):
+        if planner in _BY_NAME:
+            return _BY_NAME[planner]()
+    elif callable(getattr(planner, "plan", None)):
+        return planner
+    raise ArgumentError(
+        f"planner={planner!r} is none of {', '.join(map(repr, _BY_NAME))}, nor an object with "
+        "plan(profile, available_bytes) -> Plan"
+    )

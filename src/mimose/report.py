@@ -1,0 +1,243 @@
+"""What people see: statistics of a run, and why a batch gets its plan."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from mimose.budget import text_of
+from mimose.inputs import InputSize
+from mimose.knowledge import Knowledge
+from mimose.memory import Reading
+from mimose.plan import Plan, PlanCache
+from mimose.planners import Planner, RecomputeAll
+from mimose.steps import ObservedStep, PlannedStep, Step
+from mimose.timeline import Profile
+
+
+@dataclass(slots=True)
+class Stats:
+    """What has happened so far. Bytes, seconds and counts; printed, it reads well."""
+
+    steps: int = 0
+    observed_steps: int = 0
+    planned_steps: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    peak_bytes: int = 0
+    """The highest memory in use of the whole run, whatever resets came in between."""
+    peak_held_bytes: int = 0
+    """The most that the allocator has held."""
+    budget_bytes: int | None = None
+    reserve_bytes: int | None = None
+    margin_bytes: int = 0
+    prediction_error: float | None = None
+    """The estimator's own leave-one-out error of the peak, as a share of it."""
+    runs_kept: int = 0
+    runs_recomputed: int = 0
+    recompute_seconds: float = 0.0
+    """In planned steps, as predicted."""
+    seconds: float = 0.0
+    """Between the first step's start and the last one's."""
+    planning_seconds: float = 0.0
+    """From a step's first block to its plan, over all steps; beside the reading of memory."""
+    last_size: InputSize | None = None
+    last_plan: Plan | None = None
+    last_base_bytes: int = 0
+    last_predicted_peak_bytes: int | None = None
+    last_real_peak_bytes: int | None = None
+    worst_shortfall: float = 0.0
+    """The most that a predicted peak was under the real one, as a share of it."""
+    said_too_little: bool = False
+    _began: float | None = field(default=None, repr=False)
+
+    @property
+    def recompute_share(self) -> float:
+        """The share of time spent recomputing in planned steps."""
+        return self.recompute_seconds / self.seconds if self.seconds else 0.0
+
+    def step_opened(self, step: Step, reading: Reading, planning_seconds: float) -> None:
+        now = time.perf_counter()
+        self._began = now if self._began is None else self._began
+        self.seconds = now - self._began
+        self.steps += 1
+        self.planning_seconds += planning_seconds
+        self.last_size = step.size
+        self.last_base_bytes = reading.in_use
+        self.note_peak(reading)
+
+    def observed_step_over(self, step: ObservedStep) -> None:
+        self.observed_steps += 1
+        self.peak_bytes = max(self.peak_bytes, step.ride.peak)
+
+    def planned_step_over(self, step: PlannedStep, end: Reading, real_peak: int | None) -> None:
+        self.planned_steps += 1
+        self.note_peak(end)
+        self.last_plan = step.plan
+        self.last_predicted_peak_bytes = step.predicted_peak
+        self.last_real_peak_bytes = real_peak
+        if real_peak is not None:
+            shortfall = (real_peak - step.predicted_peak) / real_peak
+            self.worst_shortfall = max(self.worst_shortfall, shortfall)
+        self.runs_recomputed += sum(step.plan.recompute)
+        self.runs_kept += step.plan.kept
+        self.recompute_seconds += step.plan.recompute_seconds
+
+    def note_peak(self, reading: Reading) -> None:
+        self.peak_bytes = max(self.peak_bytes, reading.peak)
+        self.peak_held_bytes = max(self.peak_held_bytes, reading.peak_held)
+
+    def filled_in(
+        self,
+        *,
+        cache: PlanCache,
+        knowledge: Knowledge,
+        budget_bytes: int | None,
+        reserve_bytes: int | None,
+    ) -> Stats:
+        """A copy with what others count."""
+        return replace(
+            self,
+            cache_hits=cache.hits,
+            cache_misses=cache.misses,
+            budget_bytes=budget_bytes,
+            reserve_bytes=reserve_bytes,
+            margin_bytes=knowledge.margin,
+            prediction_error=knowledge.error,
+        )
+
+    def __str__(self) -> str:
+        runs = self.runs_kept + self.runs_recomputed
+        share = self.runs_recomputed / runs if runs else 0.0
+        lines = [
+            f"{self.steps} steps: {self.observed_steps} observed, {self.planned_steps} planned",
+            f"plans: {self.cache_hits} from the cache, {self.cache_misses} looked for",
+            f"blocks recomputed in planned steps: {share:.1%} of runs, "
+            f"about {self.recompute_share:.1%} of the time",
+            f"peak {text_of(self.peak_bytes)} in use, {text_of(self.peak_held_bytes)} held"
+            + (f", budget {text_of(self.budget_bytes)}" if self.budget_bytes else ""),
+        ]
+        if self.reserve_bytes is not None:
+            lines.append(
+                f"reserve {text_of(self.reserve_bytes)}, margin {text_of(self.margin_bytes)}"
+            )
+        if self.prediction_error is not None:
+            lines.append(f"prediction error (leave one out): {self.prediction_error:.2%}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a batch of this size gets this plan."""
+
+    size: InputSize
+    blocks: tuple[str, ...]
+    budget_bytes: int | None
+    reserve_bytes: int
+    base_bytes: int
+    """In use when the first block starts: parameters, gradients, optimizer state, inputs."""
+    parameter_bytes: int
+    gradient_bytes: int
+    profile: Profile | None = None
+    plan: Plan | None = None
+    peak_kept_bytes: int | None = None
+    peak_recomputed_bytes: int | None = None
+    largest_batch: int | None = None
+    """About the largest batch of this shape that would fit, with every block recomputed."""
+
+    @property
+    def predicted_peak_bytes(self) -> int | None:
+        return None if self.plan is None else self.base_bytes + self.plan.peak_bytes
+
+    def __str__(self) -> str:
+        lines = [f"input {self.size}"]
+        if self.budget_bytes is not None:
+            lines.append(
+                f"budget {text_of(self.budget_bytes)}, of which {text_of(self.reserve_bytes)} "
+                "in reserve"
+            )
+        other = self.base_bytes - self.parameter_bytes
+        lines.append(
+            f"in use at the start: {text_of(self.base_bytes)} (parameters "
+            f"{text_of(self.parameter_bytes)}, the rest {text_of(max(0, other))}); gradients "
+            f"take {text_of(self.gradient_bytes)}"
+        )
+        if self.profile is None or self.plan is None:
+            lines.append("nothing is known of this size yet: every block will be recomputed")
+            return "\n".join(lines)
+        return "\n".join([*lines, *self._plan_lines(self.profile, self.plan)])
+
+    def _plan_lines(self, profile: Profile, plan: Plan) -> list[str]:
+        assert self.peak_kept_bytes is not None
+        assert self.peak_recomputed_bytes is not None
+        verdict = "fits" if plan.fits else "DOES NOT FIT: raise the budget or shorten the batch"
+        lines = [
+            f"all kept would peak at {text_of(self.peak_kept_bytes)}, all recomputed at "
+            f"{text_of(self.peak_recomputed_bytes)}; this plan at "
+            f"{text_of(self.base_bytes + plan.peak_bytes)}: {verdict}",
+            f"plan {plan}: {plan.kept} of {len(plan.recompute)} kept, "
+            f"{plan.recompute_seconds * 1e3:.1f} ms of recomputing",
+        ]
+        for name, run, again in zip(self.blocks, profile.runs, plan.recompute, strict=False):
+            does = "fixed" if run.fixed else "recompute" if again else "keep"
+            lines.append(
+                f"  {does:9}  {name}: saves {text_of(run.saved)}, "
+                f"recompute takes {run.nanoseconds / 1e6:.2f} ms"
+            )
+        if self.largest_batch is not None:
+            lines.append(f"a batch of about {self.largest_batch} of this shape would still fit")
+        return lines
+
+
+def explain_plan(
+    *,
+    size: InputSize,
+    blocks: list[str],
+    knowledge: Knowledge,
+    planner: Planner,
+    budget_bytes: int | None,
+    reserve_bytes: int,
+    base_bytes: int,
+    model: nn.Module,
+) -> Explanation:
+    """Put together what is known of a size."""
+    common: dict[str, Any] = {
+        "size": size,
+        "blocks": tuple(blocks),
+        "budget_bytes": budget_bytes,
+        "reserve_bytes": reserve_bytes,
+        "base_bytes": base_bytes,
+        "parameter_bytes": sum(p.nbytes for p in model.parameters()),
+        "gradient_bytes": sum(p.nbytes for p in model.parameters() if p.requires_grad),
+    }
+    profile, pattern = knowledge.predict(size), knowledge.pattern_for(size)
+    if profile is None or pattern is None or budget_bytes is None:
+        return Explanation(**common)
+    missing = sum(p.nbytes for p in model.parameters() if p.requires_grad and p.grad is None)
+    profile = profile.in_step(knowledge.born_bytes(pattern, missing), 0)
+    available = budget_bytes - reserve_bytes - knowledge.margin - base_bytes
+    strictest = RecomputeAll().plan(profile, available)
+    common["blocks"] = tuple(blocks[index] for index, _ in pattern)
+    return Explanation(
+        **common,
+        profile=profile,
+        plan=planner.plan(profile, available),
+        peak_kept_bytes=base_bytes + peak_of_keeping(profile),
+        peak_recomputed_bytes=base_bytes + strictest.peak_bytes,
+        largest_batch=_largest_batch(size, strictest, available),
+    )
+
+
+def peak_of_keeping(profile: Profile) -> int:
+    """The peak above the step's start, if nothing is recomputed."""
+    return Plan.of(profile, (False,) * len(profile.runs), 0).peak_bytes
+
+
+def _largest_batch(size: InputSize, strictest: Plan, available: int) -> int | None:
+    """Scaled in proportion: a little low, since a part of the peak does not grow with the batch."""
+    if not size.layout[0][1] or strictest.peak_bytes <= 0:
+        return None
+    return max(0, int(size.dims[0] * available / strictest.peak_bytes))

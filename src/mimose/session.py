@@ -1,0 +1,394 @@
+"""mimose on one model: attach, the steps, detach. Read this first.
+
+A batch comes in. Its first block opens a step: the batch's size and the memory in use then decide.
+If the estimator can tell what this size costs, the planner (or the cache) gives the plan and the
+blocks run under it; if not, every block is recomputed and the collector learns. At the end of the
+backward the step is over, and what it has taught is kept for the next.
+
+    batch → InputSize → (PlanCache | Estimator → Profile → Planner) → Plan → blocks → observations
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from mimose.attach import Attachment, BlockSeat, Seat
+from mimose.blocks import Selector, find_blocks
+from mimose.budget import parse_budget, text_of
+from mimose.collector import Ride, Shuttle, Stale
+from mimose.errors import ArgumentError, ConflictError, warn
+from mimose.inputs import InputSize, SizeFunction, input_size, measured_by
+from mimose.knowledge import Knowledge
+from mimose.memory import Reading
+from mimose.observations import Pattern, StepObservation
+from mimose.plan import Plan, PlanCache
+from mimose.planners import Planner, planner_named
+from mimose.report import Explanation, Stats, explain_plan
+from mimose.setting import Setting
+from mimose.steps import ObservedStep, PlannedStep, Step
+from mimose.trees import tensors_in
+
+log = logging.getLogger("mimose")
+
+_COLLECTORS: dict[str, type[Ride]] = {"ride": Ride, "shuttle": Shuttle}
+
+
+def auto_checkpoint(
+    model: nn.Module,
+    memory_budget: int | str = "auto",
+    *,
+    blocks: Selector | Iterable[Selector] | None = None,
+    exclude: Selector | Iterable[Selector] | None = None,
+    planner: str | Planner = "optimal",
+    collector: str = "ride",
+    enforce: bool = False,
+    input_size: SizeFunction | None = None,
+) -> Mimose:
+    """Train `model` within `memory_budget`, recomputing no more than each batch's size demands.
+
+    The training loop stays as it is. The budget bounds what PyTorch's allocator holds for this
+    process on the model's device: `"6GiB"`, `"6GB"`, `"80%"`, bytes, or `"auto"` for what is free.
+
+    Args:
+        model: Any module; it keeps its type, its `state_dict` keys and its hooks.
+        memory_budget: How much memory the process may hold.
+        blocks: The modules to keep or recompute as a whole, if the structure does not tell: names
+            or globs, classes, modules, a predicate of name and module, or several of these.
+        exclude: Blocks to leave alone, selected the same way.
+        planner: `"optimal"`, `"greedy"`, `"static"`, `"keep_all"`, `"recompute_all"`, or an object
+            with `plan(profile, available_bytes)`.
+        collector: `"ride"`, or `"shuttle"` for the paper's double forward.
+        enforce: Also make the budget the allocator's hard limit.
+        input_size: Your own measure of a batch, a function of the forward's arguments.
+
+    Returns:
+        A handle: `explain(**batch)`, `stats()`, `detach()`; also a context manager.
+
+    >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, batch_first=True), 2)
+    >>> with auto_checkpoint(model, "1GiB") as handle:
+    ...     model(torch.rand(2, 8, 16)).sum().backward()
+    >>> handle.stats().steps
+    1
+    """
+    return Mimose(
+        model,
+        memory_budget,
+        blocks=blocks,
+        exclude=exclude,
+        planner=planner,
+        collector=collector,
+        enforce=enforce,
+        input_size=input_size,
+    )
+
+
+class Mimose:
+    """mimose attached to a model; made by `auto_checkpoint`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        memory_budget: int | str,
+        *,
+        blocks: Selector | Iterable[Selector] | None,
+        exclude: Selector | Iterable[Selector] | None,
+        planner: str | Planner,
+        collector: str,
+        enforce: bool,
+        input_size: SizeFunction | None,
+    ) -> None:
+        _refuse_data_parallel(model)
+        self._budget = parse_budget(memory_budget)
+        self._planner = planner_named(planner)
+        if collector not in _COLLECTORS:
+            raise ArgumentError(f"collector={collector!r} is neither 'ride' nor 'shuttle'")
+        self._collector = _COLLECTORS[collector]
+        self._enforce = enforce
+        self._measure = input_size
+        self._blocks = find_blocks(model, blocks=blocks, exclude=exclude)
+        self._knowledge = Knowledge()
+        self._cache = PlanCache()
+        self._stale = Stale()
+        self._stats = Stats()
+        self._step: Step | None = None
+        self._unread: list[ObservedStep] = []
+        self._announced_size: InputSize | None = None
+        self._setting: Setting | None = None
+        self._attachment: Attachment | None = None
+        self._root = _RootSeat(model, self)
+        if os.environ.get("MIMOSE_DISABLE", "") not in ("", "0"):
+            log.info("MIMOSE_DISABLE is set: the model is left as it is")
+            return
+        _replace_former(model)
+        self._attachment = Attachment(model, self._blocks, self)
+        if self._attachment.takeover:
+            log.info("mimose decides now instead of %s", self._attachment.takeover)
+        self._root.take()
+
+    # What people call
+
+    @property
+    def attached(self) -> bool:
+        """Whether the model's blocks are under this handle."""
+        return self._attachment is not None
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget in bytes; None before the first training step has settled a relative one."""
+        return self._setting.budget_bytes if self._setting else self._budget.total_bytes
+
+    def detach(self) -> None:
+        """Leave the model as it was before. What was learned stays readable."""
+        if self._attachment is None:
+            return
+        self._attachment.detach()
+        self._attachment = None
+        self._root.leave()
+        self._step = None
+        if self._setting is not None:
+            self._setting.close()
+
+    def __enter__(self) -> Mimose:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        state = "attached" if self.attached else "detached"
+        budget = text_of(self.budget_bytes) if self.budget_bytes else "a relative budget"
+        return f"<mimose on {len(self._blocks)} blocks, {budget}, {state}>"
+
+    def stats(self) -> Stats:
+        """What has happened so far, as values that also read well when printed."""
+        self._read_observations()
+        return self._stats.filled_in(
+            cache=self._cache,
+            knowledge=self._knowledge,
+            budget_bytes=self.budget_bytes,
+            reserve_bytes=self._setting.reserve.bytes if self._setting else None,
+        )
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """Why a batch gets the plan that it gets. Takes what the model's forward takes.
+
+        Answers before planning has begun, too, as far as anything is known then.
+        """
+        self._read_observations()
+        return explain_plan(
+            size=self._size_of(args, kwargs),
+            blocks=[block.name for block in self._blocks],
+            knowledge=self._knowledge,
+            planner=self._planner,
+            budget_bytes=self.budget_bytes,
+            reserve_bytes=self._setting.reserve.bytes if self._setting else 0,
+            base_bytes=self._stats.last_base_bytes,
+            model=self._root.module,
+        )
+
+    # What the blocks and the root ask
+
+    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+        """Whether the coming run of a block is recomputed; the first one opens the step."""
+        step = self._step
+        if step is None or step.over or (seat.index == step.first_block and step.abandoned):
+            step = self._open(args, kwargs)
+            step.first_block = seat.index
+        return step.recompute(seat, args, kwargs)
+
+    def forward_begins(self, args: Any, kwargs: Any) -> None:
+        """The root's forward is called in training."""
+        assert self._attachment is not None
+        self._attachment.take_seats()
+        size = self._size_of(args, kwargs)
+        step = self._step
+        if step is not None and not step.over:
+            if step.abandoned:
+                self._step = None
+            else:
+                step.another_pass(size)
+        self._announced_size = size
+
+    def forward_returned(self, out: Any) -> None:
+        """The root's forward is done."""
+        if self._step is not None and self._setting is not None:
+            self._step.model_returns()
+            device = self._setting.device
+            self._stale.outputs_are([t for t in tensors_in(out) if t.device == device])
+
+    def forward_failed(self) -> None:
+        """An exception left the root's forward: no backward will come."""
+        self._step = None
+        self._announced_size = None
+
+    # A step's life
+
+    def _open(self, args: Any, kwargs: Any) -> Step:
+        if self._setting is None:
+            self._setting = Setting(self._root.module, self._budget, enforce=self._enforce)
+        self._read_observations()
+        size = self._announced_size or self._size_of(args, kwargs)
+        self._announced_size = None
+        self._stale.step_starts()
+        reading = self._setting.meter.read()
+        began = time.perf_counter()
+        step = self._planned(self._setting, size, reading) or self._observed(self._setting, size)
+        self._stats.step_opened(step, reading, time.perf_counter() - began)
+        self._step = step
+        return step
+
+    def _planned(self, setting: Setting, size: InputSize, reading: Reading) -> PlannedStep | None:
+        """The step under the plan for this size, if enough is known of it."""
+        shared = size.rounded_up()
+        pattern = self._knowledge.pattern_for(shared)
+        if pattern is None:
+            return None
+        available = setting.rounded(setting.available(reading) - self._knowledge.margin)
+        stale = setting.rounded(self._stale.expected())
+        missing = setting.missing_gradients()
+        key = (shared, available, missing, stale, self._knowledge.version)
+        plan = self._cache.get(key)
+        if plan is None:
+            plan = self._new_plan(setting, shared, pattern, available, stale)
+            if plan is None:
+                return None
+            self._cache.put(key, plan)
+            self._say_if_too_little(setting, size, plan, reading)
+        self._stop_listening()
+        start = setting.start_planned_step(reading)
+        return PlannedStep(size, plan, pattern, start, self._planned_step_over)
+
+    def _new_plan(
+        self, setting: Setting, size: InputSize, pattern: Pattern, available: int, stale_bytes: int
+    ) -> Plan | None:
+        profile = self._knowledge.predict(size)
+        if profile is None:
+            return None
+        born = self._knowledge.born_bytes(pattern, setting.missing_gradient_bytes())
+        return self._planner.plan(profile.in_step(born, stale_bytes), available)
+
+    def _observed(self, setting: Setting, size: InputSize) -> ObservedStep:
+        setting.meter.reset_peak()
+        ride = self._collector(setting.meter, setting.clock, setting.parameters, self._stale)
+        return ObservedStep(size, ride, self._observed_step_over)
+
+    def _observed_step_over(self, step: ObservedStep) -> None:
+        self._stats.observed_step_over(step)
+        if self._stats.steps > 1:  # the first has no optimizer state and makes workspaces
+            self._unread.append(step)
+
+    def _planned_step_over(self, step: PlannedStep) -> None:
+        assert self._setting is not None
+        reading = self._setting.meter.read()
+        real = step.real_peak(reading)
+        self._stats.planned_step_over(step, reading, real)
+        self._setting.learn_reserve(reading, real or step.predicted_peak)
+        if real is not None and real > step.predicted_peak:
+            self._knowledge.fell_short(real - step.predicted_peak)
+
+    def _read_observations(self) -> None:
+        """Learn from observed steps: at once, and again when the device can tell the times."""
+        for step in list(self._unread):
+            if step.ride.timed:
+                self._unread.remove(step)
+            elif step.learned:
+                continue
+            step.learned = True
+            observation = step.ride.observation(step.size)
+            if observation is not None:
+                self._learn(observation)
+
+    def _learn(self, observation: StepObservation) -> None:
+        was_ready = self._knowledge.ready
+        self._knowledge.learn(observation)
+        self._cache.clear()
+        if self._knowledge.ready and not was_ready:
+            self._announce_planning()
+
+    # Saying what people should know
+
+    def _announce_planning(self) -> None:
+        assert self._setting is not None
+        log.info(
+            "mimose plans from now on: %d blocks, %d steps observed, budget %s, reserve %s",
+            len(self._blocks),
+            self._stats.observed_steps,
+            text_of(self._setting.budget_bytes),
+            text_of(self._setting.reserve.bytes),
+        )
+        if self._setting.meter.fragments:
+            warn(
+                "batches vary in size and expandable segments are off, so a quarter of the memory "
+                "may end up in fragments between tensors. Start Python with "
+                "PYTORCH_ALLOC_CONF=expandable_segments:True"
+            )
+
+    def _say_if_too_little(
+        self, setting: Setting, size: InputSize, plan: Plan, reading: Reading
+    ) -> None:
+        if plan.fits or self._stats.said_too_little:
+            return
+        self._stats.said_too_little = True
+        does = "under this plan" if plan.kept else "with every block recomputed"
+        warn(
+            f"input {size} needs {text_of(reading.in_use + plan.peak_bytes)} {does}; the budget is "
+            f"{text_of(setting.budget_bytes)}, of which {text_of(setting.reserve.bytes)} are held "
+            "in reserve: raise memory_budget or shorten the batch. Training goes on"
+        )
+
+    def _size_of(self, args: Any, kwargs: Any) -> InputSize:
+        if self._measure is not None:
+            return measured_by(self._measure, args, kwargs)
+        return input_size(args, kwargs)
+
+    def _stop_listening(self) -> None:
+        assert self._attachment is not None
+        for seat in self._attachment.seats:
+            seat.listener = None
+
+
+class _RootSeat(Seat):
+    """Sits on the model itself: sees the batch come in and the outputs leave."""
+
+    __slots__ = ("session",)
+
+    def __init__(self, model: nn.Module, session: Mimose) -> None:
+        super().__init__(model)
+        self.session = session
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.module.training or not torch.is_grad_enabled():
+            return self.plain(args, kwargs)
+        if torch.compiler.is_compiling():
+            return self.plain(args, kwargs)
+        self.session.forward_begins(args, kwargs)
+        try:
+            out = self.plain(args, kwargs)
+        except BaseException:
+            self.session.forward_failed()
+            raise
+        self.session.forward_returned(out)
+        return out
+
+
+def _replace_former(model: nn.Module) -> None:
+    former = model.__dict__.get("_compiled_call_impl")
+    if isinstance(former, _RootSeat):
+        log.info("mimose was attached to this model already: the new call replaces the former")
+        former.session.detach()
+
+
+def _refuse_data_parallel(model: nn.Module) -> None:
+    if any(isinstance(module, nn.DataParallel) for module in model.modules()):
+        raise ConflictError(
+            "the model is in nn.DataParallel, which copies it for each device at each step: use "
+            "one process a device, `torchrun --nproc-per-node=N train.py` with "
+            "DistributedDataParallel"
+        )

@@ -1,0 +1,99 @@
+"""What is settled at the first training forward: the device, its meter, the bytes to plan for."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from mimose.budget import Budget, Reserve, text_of
+from mimose.clock import Clock
+from mimose.errors import ConflictError, warn
+from mimose.memory import Meter, Reading, meter_for
+
+
+class Setting:
+    """Where a model trains, and within which bytes.
+
+    Settled late, so that the order of attaching, moving, wrapping and preparing does not matter.
+    """
+
+    def __init__(self, model: nn.Module, budget: Budget, *, enforce: bool) -> None:
+        self.device = _device_of(model)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.clock = Clock(self.device)
+        self.meter = meter_for(self.device)
+        reading = self.meter.read()
+        self.budget_bytes = _settled(budget, self.meter, reading, self.device)
+        self.reserve = Reserve(self.budget_bytes)
+        self._grain = max(1, self.budget_bytes >> 10)
+        self._peak_held, self._retries = reading.peak_held, reading.retries
+        if enforce:
+            self.meter.limit(self.budget_bytes)
+
+    def close(self) -> None:
+        """Lift the limit, stop counting."""
+        self.meter.limit(None)
+        self.meter.close()
+
+    def available(self, reading: Reading) -> int:
+        """Bytes that a step may rise above its start."""
+        return self.budget_bytes - self.reserve.bytes - reading.in_use
+
+    def rounded(self, number_of_bytes: int) -> int:
+        """Down to a thousandth of the budget, so that steps that hardly differ share a plan."""
+        return number_of_bytes // self._grain * self._grain
+
+    def missing_gradients(self) -> int:
+        """How many parameters have no gradient yet."""
+        return [p.grad is None for p in self.parameters].count(True)
+
+    def missing_gradient_bytes(self) -> int:
+        return sum(p.nbytes for p in self.parameters if p.grad is None)
+
+    def start_planned_step(self, reading: Reading) -> Reading:
+        """The reading to measure the step's peak against."""
+        if not self.meter.private:
+            return reading
+        self.meter.reset_peak()
+        return reading._replace(peak=reading.in_use)
+
+    def learn_reserve(self, reading: Reading, peak_bytes: int) -> None:
+        """A planned step is over."""
+        self.reserve.learn(
+            peak_bytes=peak_bytes,
+            held_bytes=reading.peak_held,
+            grew=reading.peak_held > self._peak_held,
+            retries=reading.retries - self._retries,
+        )
+        self._peak_held = max(self._peak_held, reading.peak_held)
+        self._retries = reading.retries
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    devices = {p.device for p in model.parameters()}
+    if len(devices) != 1:
+        shown = " and ".join(sorted(map(str, devices))) or "no device: it has no parameters"
+        raise ConflictError(
+            f"the model is on {shown}. mimose plans for one device a process: keep the model on "
+            "one, or spread it with torchrun and FSDP"
+        )
+    return devices.pop()
+
+
+def _settled(budget: Budget, meter: Meter, reading: Reading, device: torch.device) -> int:
+    number = budget.in_bytes(
+        device_bytes=meter.device_bytes, free_bytes=meter.free_bytes(), own_bytes=reading.held
+    )
+    if number > meter.device_bytes:
+        warn(
+            f"memory_budget={text_of(number)} is more than {device} has: planning for its "
+            f"{text_of(meter.device_bytes)}"
+        )
+        return meter.device_bytes
+    if number <= reading.in_use:
+        warn(
+            f"memory_budget={text_of(number)} is less than the {text_of(reading.in_use)} in use "
+            "before the first step (parameters and what else is alive): every block will be "
+            "recomputed, and the budget will not hold. Raise memory_budget"
+        )
+    return number

@@ -1,0 +1,150 @@
+"""One training step, from its first block's forward to the end of its backward.
+
+The two phases of the paper are two kinds of step: in an `ObservedStep` every block is recomputed
+and looked at (sheltered execution), in a `PlannedStep` each block does as the plan says
+(responsive execution). Which one a batch gets is decided when its first block starts.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from mimose.attach import BlockSeat
+from mimose.collector import Ride
+from mimose.inputs import InputSize
+from mimose.memory import Reading
+from mimose.observations import Pattern
+from mimose.plan import Plan
+from mimose.recompute import at_end_of_backward
+from mimose.trees import tensors_in
+
+
+class Step(ABC):
+    """What both kinds have in common: how a step begins, is left behind, and ends."""
+
+    def __init__(self, size: InputSize, when_over: Callable[[Any], None]) -> None:
+        self.size = size
+        self.over = False
+        self._when_over = when_over
+        self.first_block = -1
+        """The index of the block that ran first; the next pass begins with it again."""
+        self._graph: weakref.ref[_Sentinel] | None = None
+        self._in_backward = False
+
+    @abstractmethod
+    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+        """Whether the coming run of this block is recomputed."""
+
+    def model_returns(self) -> None:  # noqa: B027 (only observers care)
+        """The model's forward is done."""
+
+    def another_pass(self, size: InputSize) -> None:
+        """One more forward begins before the backward."""
+        if size.layout == self.size.layout:
+            self.size = self.size.joined(size)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether its graph is gone, or its backward broke off: the next forward is a new step."""
+        if self._in_backward:
+            return True
+        return self._graph is not None and self._graph() is None
+
+    def watch(self, inputs: Any, out: Any) -> None:
+        """Learn from a run's output when the backward comes, and whether it still can."""
+        node = next((t.grad_fn for t in tensors_in(out) if t.grad_fn is not None), None)
+        if node is None:
+            return
+        sentinel = _Sentinel(self)
+        if self._graph is None or self._graph() is None:
+            self._graph = weakref.ref(sentinel)
+        node.register_prehook(sentinel.backward_arrives)
+
+    def backward_arrives(self) -> None:
+        if not self._in_backward:
+            self._in_backward = True
+            at_end_of_backward(self._end)
+
+    def _end(self) -> None:
+        if not self.over:
+            self.over = True
+            self._when_over(self)
+
+
+class _Sentinel:
+    """Lives in a step's graph: dies with it, and hears the backward arrive."""
+
+    __slots__ = ("__weakref__", "_step")
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+
+    def backward_arrives(self, *_: Any) -> None:
+        self._step.backward_arrives()
+
+
+class ObservedStep(Step):
+    """Every block is recomputed, and the collector rides along."""
+
+    def __init__(self, size: InputSize, ride: Ride, when_over: Callable[[Any], None]) -> None:
+        super().__init__(size, when_over)
+        self.ride = ride
+        self.learned = False
+
+    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+        if self._graph is None:
+            seat.after = self.watch
+        self.ride.run_begins(seat, args, kwargs)
+        return True
+
+    def model_returns(self) -> None:
+        self.ride.model_returns()
+
+    def _end(self) -> None:
+        if not self.over:
+            self.ride.backward_over()
+        super()._end()
+
+
+class PlannedStep(Step):
+    """Each block does as the plan says; a run that the plan does not know is recomputed."""
+
+    def __init__(
+        self,
+        size: InputSize,
+        plan: Plan,
+        pattern: Pattern,
+        start: Reading,
+        when_over: Callable[[Any], None],
+    ) -> None:
+        super().__init__(size, when_over)
+        self.plan = plan
+        self.start = start
+        self._again = dict(zip(pattern, plan.recompute, strict=True))
+        self._counts: dict[int, int] = {}
+
+    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+        if self._graph is None:
+            seat.after = self.watch
+        index = seat.index
+        nth = self._counts.get(index, 0)
+        self._counts[index] = nth + 1
+        return self._again.get((index, nth), True)
+
+    def another_pass(self, size: InputSize) -> None:
+        """A larger second input than the plan was made for: from here on, everything again."""
+        if not size <= self.size:
+            self._again = {}
+        super().another_pass(size)
+
+    @property
+    def predicted_peak(self) -> int:
+        """The predicted peak of the whole process."""
+        return self.start.in_use + self.plan.peak_bytes
+
+    def real_peak(self, end: Reading) -> int | None:
+        """The step's peak, as far as one can see it: if it is higher than what was before."""
+        return end.peak if end.peak > self.start.peak else None

@@ -1,0 +1,114 @@
+"""The memory of a step, moment by moment: plain arithmetic on a profile.
+
+A profile holds what each run of a block costs at one input size; a plan says which runs are
+recomputed. Bytes are counted from the memory in use when the first block starts. With K the bytes
+kept by earlier runs:
+
+    run k recomputed    K + F[k]                                           in its forward
+                        K + entry[k] + max(spike[k], saved[k] + back[k])   in its backward
+    run k kept          K + start[k] + spike[k]                            in its forward
+                        K + entry[k] + saved[k] + back[k]                  in its backward
+                        and K grows by saved[k] − out_saved[k]
+    at the end          K + head                                           after the blocks
+
+The peak is the largest of these. A run that keeps its output itself (a final ReLU) shares it with
+its successor's input, hence `out_saved`. Two things depend on the step rather than on the size:
+gradients that come into being in it (`born`), and outputs of the last step that are alive when the
+forward starts and gone in the backward (`stale`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mimose.inputs import InputSize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCost:
+    """What one run of a block costs, in bytes above the step's start, and in nanoseconds."""
+
+    start: int
+    """In use when its forward starts."""
+    forward: int
+    """Peak from the start of its forward to the start of the next run's: F."""
+    entry: int
+    """In use just before its recompute, once stale outputs are gone."""
+    saved: int
+    """The price of keeping it."""
+    spike: int
+    """Peak of its recompute above what was in use before."""
+    back: int
+    """Peak of its backward above what is in use once its activations are there."""
+    out_saved: int
+    """Bytes of its own output that it saves itself."""
+    nanoseconds: int
+    """Time of its recompute."""
+    fixed: bool = False
+    """Whether it cannot be recomputed (or has nothing to recompute)."""
+
+    @property
+    def need_recomputed(self) -> int:
+        """Bytes above K while it runs, if it is recomputed."""
+        if self.fixed:
+            return self.forward
+        return max(self.forward, self.entry + max(self.spike, self.saved + self.back))
+
+    @property
+    def need_kept(self) -> int:
+        """Bytes above K while it runs, if it is kept."""
+        return max(self.start + self.spike, self.entry + self.saved + self.back)
+
+    @property
+    def growth(self) -> int:
+        """What K grows by if it is kept."""
+        return self.saved - self.out_saved
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The predicted costs of every run at one input size."""
+
+    size: InputSize
+    runs: tuple[RunCost, ...]
+    head_forward: int
+    """Peak after the last run's forward and before the model's return."""
+    head_backward: int
+    """Peak from there to the first recompute."""
+
+    @property
+    def head(self) -> int:
+        return max(self.head_forward, self.head_backward)
+
+    def in_step(self, born_bytes: Sequence[int], stale_bytes: int) -> Profile:
+        """The same, in a step in which these gradients are born and these outputs are stale."""
+        if not stale_bytes and not any(born_bytes):
+            return self
+        runs = tuple(
+            replace(run, entry=run.entry + born - stale_bytes)
+            for run, born in zip(self.runs, born_bytes, strict=True)
+        )
+        return Profile(self.size, runs, self.head_forward, self.head_backward - stale_bytes)
+
+
+def peak(profile: Profile, recompute: Sequence[bool]) -> int:
+    """The peak of a step above its start, if these runs are recomputed and the others kept."""
+    kept = 0
+    highest = 0
+    for run, again in zip(profile.runs, recompute, strict=True):
+        if again or run.fixed:
+            highest = max(highest, kept + run.need_recomputed)
+        else:
+            highest = max(highest, kept + run.need_kept)
+            kept += run.growth
+    return max(highest, kept + profile.head)
+
+
+def recompute_nanoseconds(profile: Profile, recompute: Sequence[bool]) -> int:
+    """The time that a plan spends recomputing."""
+    return sum(
+        run.nanoseconds
+        for run, again in zip(profile.runs, recompute, strict=True)
+        if again and not run.fixed
+    )

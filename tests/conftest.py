@@ -1,0 +1,24 @@
+"""What every test starts from and leaves behind: a seed, one thread, quiet libraries, no hooks."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import pytest
+import torch
+
+import compare
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _same_start_and_clean_end() -> Iterator[None]:
+    torch.manual_seed(0)
+    random.seed(0)
+    yield
+    assert compare.no_hooks(), "a saved-tensor hook was left behind"

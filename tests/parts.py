@@ -1,0 +1,146 @@
+"""Small parts to recompute, and how to train: plainly, checkpointed, attached."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import mimose
+import models
+from compare import assert_same_buffers, assert_same_gradients
+from mimose.attach import BlockSeat
+
+Call = Callable[..., Any]
+
+DECODERS = ("gpt2", "llama", "lora", "t5")
+
+
+def plain_call(function: Call, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def bf16() -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+class Layer(nn.Module):
+    """Attention and a feed-forward net with dropout: one of every kind of saved tensor."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.ff = nn.Sequential(nn.Linear(width, 32), nn.GELU(), nn.Linear(32, width))
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        x = x + self.drop(self.out(F.scaled_dot_product_attention(q, k, v)))
+        return x + self.drop(self.ff(x))
+
+
+class Counted(nn.Module):
+    """Counts how often it runs, and how often to its end."""
+
+    def __init__(self, inner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.inner = inner or nn.Linear(4, 4)
+        self.starts = self.ends = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.starts += 1
+        x = self.inner(x).tanh() + 1
+        self.ends += 1
+        return x
+
+
+class FailsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        raise ValueError("planned")
+
+
+class Faulty(nn.Module):
+    """A block with buffers and dropout that raises halfway, in the phase that it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        self.head = nn.Linear(4, 4)
+        self.phase = "none"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        in_backward = torch._C._current_graph_task_id() != -1
+        x = self.body(x)
+        if self.phase == ("recompute" if in_backward else "forward"):
+            raise ValueError("planned")
+        if self.phase == "backward":
+            x = FailsInBackward.apply(x)
+        return self.head(x).sin()
+
+
+def train(model: nn.Module, call: Call, x: torch.Tensor, steps: int = 1) -> torch.Tensor:
+    """Some steps from a fixed seed; the RNG's state after them."""
+    torch.manual_seed(1)
+    for _ in range(steps):
+        call(model, x).float().pow(2).sum().backward()
+    return torch.get_rng_state()
+
+
+def assert_same_training(model: nn.Module, x: torch.Tensor, steps: int = 1, **options: Any) -> None:
+    """Gradients, buffers and RNG are those of the plain model."""
+    plain, plain_x, x = copy.deepcopy(model), x.clone(), x.clone()
+    for tensor in (plain_x, x):
+        tensor.requires_grad_()
+    plain_rng = train(plain, plain_call, plain_x, steps)
+    rng = train(model, functools.partial(mimose.checkpoint, **options), x, steps)
+    assert_same_gradients(model, plain)
+    assert_same_buffers(model, plain)
+    assert torch.equal(x.grad, plain_x.grad)
+    assert torch.equal(rng, plain_rng)
+
+
+class AtRandom:
+    """Recomputes each block or not, as the dice say."""
+
+    def __init__(self) -> None:
+        self.dice = random.Random(0)
+
+    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+        return self.dice.random() < 0.5
+
+
+def train_model(
+    model: nn.Module,
+    batch: dict[str, Any],
+    steps: int = 3,
+    context: Callable[[], Any] = nullcontext,
+) -> torch.Tensor:
+    """Some steps from a fixed seed; the RNG's state after them."""
+    torch.manual_seed(1)
+    random.seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with context():
+            loss = models.loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+    return torch.get_rng_state()
+
+
+def without_cache(name: str, batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "use_cache": False} if name in DECODERS else batch

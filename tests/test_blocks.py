@@ -1,0 +1,291 @@
+"""Blocks are found by structure, in order of execution, or chosen by whoever knows better."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import models
+from mimose.blocks import find_blocks
+from mimose.errors import BlocksError
+
+
+def names(model: nn.Module, **selection: Any) -> list[str]:
+    return [block.name for block in find_blocks(model, **selection)]
+
+
+def numbered(prefix: str, count: int = 3) -> list[str]:
+    return [f"{prefix}.{index}" for index in range(count)]
+
+
+BLOCKS = {
+    "bert": numbered("bert.encoder.layer"),
+    "roberta": numbered("roberta.encoder.layer"),
+    "xlnet": numbered("transformer.layer"),
+    "gpt2": numbered("transformer.h"),
+    "llama": numbered("model.layers"),
+    "lora": numbered("base_model.model.model.layers"),
+    "t5": numbered("encoder.block") + numbered("decoder.block"),
+    "vit": numbered("vit.layers"),
+    "swin": numbered("swin.encoder.layers.0.blocks", 2)
+    + numbered("swin.encoder.layers.1.blocks", 2),
+    "resnet": numbered("resnet.encoder.stages.0.layers", 2)
+    + numbered("resnet.encoder.stages.1.layers", 2),
+    "encoder": numbered("encoder.layers"),
+    "sequential": ["0", "3", "4"],
+}
+
+
+@pytest.mark.parametrize("name", models.ALL)
+def test_blocks_of_a_model_are_found(name: str) -> None:
+    model, _ = models.ALL[name]()
+    assert names(model) == BLOCKS[name]
+    assert all(model.get_submodule(b.name) is b.module for b in find_blocks(model))
+
+
+@pytest.mark.parametrize("name", models.ALL)
+def test_blocks_come_in_order_of_execution(name: str) -> None:
+    model, batch = models.ALL[name]()
+    ran = []
+    for block in find_blocks(model):
+        block.module.register_forward_hook(lambda *_, of=block.name: ran.append(of))
+    models.loss_of(model, batch)
+    assert ran == BLOCKS[name]
+
+
+def conv(width: int, out: int, kernel: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(width, out, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(out)
+    )
+
+
+class Bottleneck(nn.Module):
+    """As torchvision's: three convolutions, and a fourth where the shape changes."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(width, 4, 1), nn.BatchNorm2d(4)
+        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.conv3, self.bn3 = nn.Conv2d(4, out, 1), nn.BatchNorm2d(out)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = conv(width, out) if width != out else None
+
+
+class ResNet(nn.Module):
+    """As torchvision's: stages are attributes, each a `Sequential`."""
+
+    def __init__(self, *depths: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1, self.relu = nn.Conv2d(3, 8, 7), nn.BatchNorm2d(8), nn.ReLU()
+        width = 8
+        for stage, depth in enumerate(depths, 1):
+            widths = [width] + [width * 2] * depth
+            parts = [Bottleneck(a, b) for a, b in itertools.pairwise(widths)]
+            setattr(self, f"layer{stage}", nn.Sequential(*parts))
+            width *= 2
+        self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(width, 10)
+
+
+def test_stage_of_a_single_bottleneck_is_found_among_longer_ones() -> None:
+    assert names(ResNet(1, 2, 1)) == ["layer1.0", "layer2.0", "layer2.1", "layer3.0"]
+
+
+def test_stages_of_a_single_bottleneck_each_are_found() -> None:
+    assert names(ResNet(1, 1, 1)) == ["layer1.0", "layer2.0", "layer3.0"]
+
+
+class SwinStage(nn.Module):
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 2, width) for _ in range(depth)
+        )
+        self.downsample = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width))
+
+
+class ConvNeXtStage(nn.Sequential):
+    def __init__(self, width: int, depth: int) -> None:
+        blocks = (ConvNeXtBlock(width) for _ in range(depth))
+        super().__init__(*blocks)
+
+
+class ConvNeXtBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dwconv = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.norm = nn.LayerNorm(width)
+        self.pwconv1, self.act = nn.Linear(width, 4 * width), nn.GELU()
+        self.pwconv2 = nn.Linear(4 * width, width)
+
+
+class Stages(nn.Module):
+    def __init__(self, *stages: nn.Module) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.LayerNorm(4))
+        self.stages = nn.ModuleList(stages)
+        self.head = nn.Linear(8, 2)
+
+
+def test_blocks_lie_in_nested_stages() -> None:
+    swin = Stages(SwinStage(4, 2), SwinStage(8, 3), SwinStage(16, 1))
+    assert names(swin) == [
+        *numbered("stages.0.blocks", 2),
+        *numbered("stages.1.blocks", 3),
+        *numbered("stages.2.blocks", 1),
+    ]
+    convnext = Stages(ConvNeXtStage(4, 1), ConvNeXtStage(8, 2), ConvNeXtStage(16, 1))
+    assert names(convnext) == ["stages.0.0", "stages.1.0", "stages.1.1", "stages.2.0"]
+
+
+def test_list_of_lists_is_searched_to_its_bottom() -> None:
+    groups = (nn.ModuleList(ConvNeXtBlock(4) for _ in range(2)) for _ in range(2))
+    assert names(Stages(*groups)) == ["stages.0.0", "stages.0.1", "stages.1.0", "stages.1.1"]
+
+
+SMALL = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+
+
+def mixtral() -> nn.Module:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(num_hidden_layers=3, num_key_value_heads=1, num_local_experts=4, **SMALL)
+    return MixtralForCausalLM(config)
+
+
+def deepseek() -> nn.Module:
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    attention = {"q_lora_rank": 4, "kv_lora_rank": 4, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4}
+    experts = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+    config = DeepseekV3Config(
+        num_hidden_layers=3,
+        num_key_value_heads=2,
+        first_k_dense_replace=1,
+        moe_intermediate_size=8,
+        v_head_dim=8,
+        **attention,
+        **experts,
+        **SMALL,
+    )
+    return DeepseekV3ForCausalLM(config)
+
+
+@pytest.mark.parametrize("make", [mixtral, deepseek])
+def test_layers_of_a_mixture_of_experts_are_blocks(make: Any) -> None:
+    assert names(make()) == numbered("model.layers")
+
+
+class MixtureLayer(nn.Module):
+    """A layer with a list of experts, each large enough to be taken for a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.experts = nn.ModuleList(ConvNeXtBlock(8) for _ in range(4))
+
+
+class Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(MixtureLayer() for _ in range(3))
+
+
+def test_experts_in_a_list_are_not_blocks() -> None:
+    assert names(Mixture()) == numbered("layers")
+
+
+def test_shared_layer_is_found() -> None:
+    from transformers import AlbertConfig, AlbertModel
+
+    model = AlbertModel(AlbertConfig(embedding_size=8, num_hidden_layers=3, **SMALL))
+    assert names(model) == ["encoder.albert_layer_groups.0.albert_layers.0"]
+
+
+def test_layer_registered_several_times_is_one_block() -> None:
+    layer = ConvNeXtBlock(4)
+    model = nn.Sequential(layer, ConvNeXtBlock(4), layer)
+    assert names(model) == ["0", "1"]
+    assert names(nn.ModuleList([layer] * 3)) == ["0"]
+    assert names(model, blocks=ConvNeXtBlock) == ["0", "1"]
+
+
+def test_blocks_can_be_chosen_in_every_way() -> None:
+    model, _ = models.bert()
+    layers = model.bert.encoder.layer
+    expected = numbered("bert.encoder.layer")
+    assert names(model, blocks="bert.encoder.layer.*[0-9]") == expected
+    assert names(model, blocks="bert.encoder.layer.1") == expected[1:2]
+    assert names(model, blocks=type(layers[0])) == expected
+    assert names(model, blocks=layers[2]) == expected[2:]
+    assert names(model, blocks=lambda name, module: module in list(layers)) == expected
+    assert names(model, blocks=[layers[2], "bert.encoder.layer.0"]) == [expected[0], expected[2]]
+    assert names(model, blocks=(name for name in expected)) == expected
+
+
+def test_glob_of_a_list_chooses_its_items_and_not_what_is_inside_them() -> None:
+    model, _ = models.bert()
+    assert names(model, blocks="bert.encoder.layer.*") == numbered("bert.encoder.layer")
+
+
+def test_blocks_can_be_excluded_in_every_way() -> None:
+    model, _ = models.bert()
+    layers = model.bert.encoder.layer
+    expected = numbered("bert.encoder.layer")
+    assert names(model, exclude="bert.encoder.layer.0") == expected[1:]
+    assert names(model, exclude="*.2") == expected[:2]
+    assert names(model, exclude=layers[1]) == [expected[0], expected[2]]
+    assert names(model, exclude=lambda name, module: name.endswith("0")) == expected[1:]
+    assert names(model, blocks=type(layers[0]), exclude=[layers[0], layers[2]]) == expected[1:2]
+
+
+def test_list_that_nobody_can_call_is_refused_as_a_block() -> None:
+    model, _ = models.bert()
+    with pytest.raises(BlocksError, match=r"bert\.encoder\.layer"):
+        find_blocks(model, blocks="bert.encoder.layer")
+
+
+def test_model_without_blocks_is_told_how_to_name_them() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    with pytest.raises(BlocksError, match=r"no blocks found in Two.*ModuleList.*blocks=") as raised:
+        find_blocks(Two())
+    assert isinstance(raised.value, ValueError)
+    assert names(Two(), blocks=nn.Linear) == ["first", "second"]
+
+
+@pytest.mark.parametrize("argument", ["blocks", "exclude"])
+@pytest.mark.parametrize("selector", ["encoder.layer.9", nn.Conv3d, nn.Linear(1, 1)])
+def test_selector_that_matches_nothing_is_an_error_that_shows_names(
+    argument: str, selector: Any
+) -> None:
+    model, _ = models.encoder()
+    with pytest.raises(BlocksError, match=rf"{argument}=.*matches no module.*encoder\.layers"):
+        find_blocks(model, **{argument: selector})
+
+
+def test_excluding_everything_is_an_error() -> None:
+    model, _ = models.encoder()
+    with pytest.raises(BlocksError, match="leaves no block"):
+        find_blocks(model, exclude="encoder.layers.*")
+
+
+def test_block_inside_a_block_is_refused() -> None:
+    model, _ = models.encoder()
+    with pytest.raises(BlocksError, match=r"'encoder.layers.0' lies inside block 'encoder'"):
+        find_blocks(model, blocks=["encoder", "encoder.layers.0"])
+    assert names(model, blocks=["encoder"]) == ["encoder"]
+
+
+def test_finding_blocks_draws_no_random_numbers_and_changes_nothing() -> None:
+    model, _ = models.encoder()
+    state, before = torch.get_rng_state(), [dict(module.__dict__) for module in model.modules()]
+    find_blocks(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [dict(module.__dict__) for module in model.modules()] == before

@@ -1,0 +1,93 @@
+"""A thousand steps leave tensors, hooks and modules as they were, also when every third raises."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from compare import Storages, live_tensors, no_hooks
+from mimose.attach import RECOMPUTE_EVERYTHING, Attachment
+from mimose.blocks import find_blocks
+from parts import Faulty, bf16
+
+STEPS = 1000
+FAULTS = ("forward", "recompute", "backward")
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(Faulty(), Faulty(), Faulty())
+
+
+def phases(raising: bool) -> list[str]:
+    """What goes wrong in each step: nothing, or in every third something, by turns."""
+    faults = itertools.cycle(FAULTS)
+    return [next(faults) if raising and step % 3 == 2 else "none" for step in range(STEPS)]
+
+
+def steps(model: nn.Sequential, x: torch.Tensor, phases: list[str]) -> Iterator[tuple[str, float]]:
+    """Train, with the fault in the middle block; tell after each step how it ended."""
+    torch.manual_seed(1)
+    for step, model[1].phase in enumerate(phases):
+        model.zero_grad()
+        ended = "none"
+        try:
+            if step % 2:
+                loss = model(x).sum()
+            else:
+                with bf16():
+                    loss = model(x).float().sum()
+            loss.backward()
+        except ValueError:
+            ended = model[1].phase
+        assert no_hooks()
+        yield ended, torch.rand(1).item()  # where the stream of random numbers has got to
+    model.zero_grad()
+
+
+def first_steps(model: nn.Sequential, x: torch.Tensor) -> None:
+    """What is made once: the first use of each block, caches of the library."""
+    for _ in steps(model, x, ["none", "none", *FAULTS]):
+        pass
+
+
+def modules(model: nn.Module) -> list[dict[str, Any]]:
+    return [dict(module.__dict__) for module in model.modules()]
+
+
+@pytest.mark.parametrize("raising", [False, True])
+def test_a_thousand_steps_leave_nothing_behind(raising: bool) -> None:
+    attached, x = model(), torch.randn(3, 4)
+    plain = copy.deepcopy(attached)
+    todo = phases(raising)
+    expected = [draw for _, draw in steps(plain, x, todo)]
+    Attachment(attached, find_blocks(attached, blocks=["0", "1", "2"]), RECOMPUTE_EVERYTHING)
+    buffers = copy.deepcopy(list(attached.buffers()))
+    first_steps(attached, x)
+    attached[1].phase = todo[-1]
+    for buffer, value in zip(attached.buffers(), buffers, strict=True):
+        buffer.copy_(value)
+    tensors, inside = live_tensors(), modules(attached)
+    ended, draws = zip(*steps(attached, x, todo), strict=True)
+    assert list(ended) == todo
+    assert list(draws) == expected
+    assert live_tensors() <= tensors
+    assert modules(attached) == inside
+    for ours, theirs in zip(attached.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("raising", [False, True])
+def test_no_memory_is_held_where_python_cannot_see_it(raising: bool) -> None:
+    attached, x = model(), torch.randn(3, 4)
+    Attachment(attached, find_blocks(attached, blocks=["0", "1", "2"]), RECOMPUTE_EVERYTHING)
+    first_steps(attached, x)
+    with Storages(attached, x) as storages:
+        for _ in steps(attached, x, phases(raising)[:30]):
+            pass
+        assert storages.live() == 0
