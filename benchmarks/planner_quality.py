@@ -18,14 +18,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import circumstances, save, spread
-from tasks import TASKS, Task
 
 import mimose
+from common import circumstances, save, spread
+from mimose.memory import meter_for
 from mimose.observations import StepObservation
 from mimose.planners import Optimal, RecomputeAll
 from mimose.steps import ObservedStep, PlannedStep
 from mimose.timeline import recompute_nanoseconds
+from tasks import TASKS, Task
 
 
 class Bench:
@@ -35,6 +36,7 @@ class Bench:
         self.task, self.device, self.autocast = task, device, autocast
         self.lengths = task.padded_lengths(steps)
         self.cuda = device == "cuda"
+        self.meter = meter_for(torch.device(device))
 
     def fresh(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         gc.collect()
@@ -50,12 +52,12 @@ class Bench:
         batch = self.task.batch_of(self.task.batch, length, self.device)
         if self.cuda:
             torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
+        self.meter.reset_peak()
         began = time.perf_counter()
         with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
             loss = model(**batch).loss
         loss.backward()
-        peak = torch.cuda.max_memory_allocated() if self.cuda else 0
+        peak = self.meter.read().peak
         optimizer.step()
         optimizer.zero_grad()
         if self.cuda:
@@ -63,7 +65,7 @@ class Bench:
         return time.perf_counter() - began, peak
 
     def plain_peaks(self) -> dict[int, int]:
-        """Peak by length without checkpointing, at lengths over the range; joined by a quadratic."""
+        """Peak by length without checkpointing: lengths over the range, joined by a quadratic."""
         model, optimizer = self.fresh()
         low, high = min(self.lengths), max(self.lengths)
         at = sorted({round(x) for x in np.linspace(low, high, 10)})
@@ -92,8 +94,7 @@ class Bench:
 
     def train(self, budget: int, oracle: dict[int, StepObservation]) -> dict[str, Any]:
         model, optimizer = self.fresh()
-        if self.cuda:
-            torch.cuda.reset_peak_memory_stats()
+        retries = self.meter.read().retries
         handle = mimose.auto_checkpoint(model, budget, enforce=True)
         rows, out_of_memory, held = [], 0, 0
         for length in self.lengths:
@@ -105,7 +106,7 @@ class Bench:
                 out_of_memory += 1
                 optimizer.zero_grad()
                 continue
-            held = max(held, torch.cuda.max_memory_reserved() if self.cuda else 0)
+            held = max(held, self.meter.read().peak_held)
             row = {"length": length, "seconds": seconds, "peak": peak, "planned": False}
             row["planning_us"] = (handle._stats.planning_seconds - spent) * 1e6
             row["from_cache"] = handle._cache.hits > hits
@@ -123,7 +124,7 @@ class Bench:
             "reserve": stats.reserve_bytes,
             "margin": stats.margin_bytes,
             "leave_one_out_error": stats.prediction_error,
-            "retries": torch.cuda.memory_stats().get("num_alloc_retries", 0) if self.cuda else 0,
+            "retries": self.meter.read().retries - retries,
             "rows": rows,
         }
 

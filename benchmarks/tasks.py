@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import llama_1b
 from torch import nn
+
+from common import llama_1b
 
 Batch = dict[str, Any]
 LENGTHS = Path(__file__).parent / "lengths"

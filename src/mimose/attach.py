@@ -164,10 +164,13 @@ class BlockSeat(Seat):
         frame = self._frame(function, args, kwargs, buffers=buffers, keeping=True)
         out = frame.forward(args, kwargs)
         drew = random.getstate() != python_rng
-        problem = "it draws from Python's random module" if drew else frame.rehearse(out)
+        try:
+            problem = "it draws from Python's random module" if drew else frame.rehearse(out)
+        except torch.OutOfMemoryError:
+            return out  # recomputed without a verdict; the next run is tried again
         if problem is None:
             self.changing = list({*buffers.changed(), *norm_places(self.module)})
-            self.trusted = not frame.keeping or None  # still keeping: there was no memory to try
+            self.trusted = True
         else:
             self.trusted = False
             warn(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mimose.inputs import InputSize
+from mimose.inputs import InputSize, Layout
 from mimose.observations import Pattern, StepObservation
 from mimose.timeline import Profile, RunCost, peak
 
@@ -181,7 +181,7 @@ class _Fit:
 class _Shape:
     """Which dimensions vary, which vary together, and which of them is the batch."""
 
-    layout: tuple[tuple[str, int], ...]
+    layout: Layout
     constants: tuple[tuple[int, int], ...]
     """Positions that never varied, with their value."""
     symbols: tuple[tuple[int, ...], ...]

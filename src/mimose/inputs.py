@@ -14,6 +14,10 @@ SizeFunction = Callable[..., "int | Sequence[int]"]
 """A user's own measure: of the forward's arguments, one number or several."""
 
 
+Layout = tuple[tuple[str, int], ...]
+"""The name and the number of dimensions of each tensor."""
+
+
 @dataclass(frozen=True, slots=True)
 class InputSize:
     """The shapes of all tensors in a forward's arguments.
@@ -23,7 +27,7 @@ class InputSize:
     batch is found out by the estimator, from the sizes that it sees.
     """
 
-    layout: tuple[tuple[str, int], ...]
+    layout: Layout
     dims: tuple[int, ...]
 
     def __le__(self, other: InputSize) -> bool:
@@ -39,6 +43,8 @@ class InputSize:
 
     def rounded_up(self) -> InputSize:
         """The size whose plan this one may share: at most 0.4 % larger in any dimension."""
+        if max(self.dims, default=0) < 512:
+            return self
         grain = [1 << max(0, d.bit_length() - 9) for d in self.dims]
         pairs = zip(self.dims, grain, strict=True)
         return InputSize(self.layout, tuple(-(-d // g) * g for d, g in pairs))

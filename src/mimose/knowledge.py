@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mimose.estimator import Estimator
-from mimose.inputs import InputSize
+from mimose.inputs import InputSize, Layout
 from mimose.observations import Pattern, StepObservation
 from mimose.timeline import Profile
 
@@ -17,7 +17,8 @@ class Knowledge:
     """
 
     def __init__(self) -> None:
-        self._estimators: dict[tuple[object, Pattern], Estimator] = {}
+        self._estimators: dict[tuple[Layout, Pattern], Estimator] = {}
+        self._preferred: dict[Layout, Estimator] = {}
         self._born: dict[Pattern, tuple[int, ...]] = {}
         self.margin = 0
         """What predictions have fallen short by, in bytes."""
@@ -40,6 +41,7 @@ class Knowledge:
         if key not in self._estimators:
             self._estimators[key] = Estimator(observation.pattern)
         self._estimators[key].learn(observation)
+        self._prefer(observation.size.layout)
         if observation.gradients_born:
             self._born[observation.pattern] = observation.born_bytes
         self.version += 1
@@ -66,8 +68,10 @@ class Knowledge:
     def fell_short(self, missing_bytes: int) -> None:
         """A step peaked this much higher than predicted."""
         self.margin = max(self.margin, missing_bytes)
-        self.version += 1
 
     def _estimator_for(self, size: InputSize) -> Estimator | None:
-        fitting = [e for (layout, _), e in self._estimators.items() if layout == size.layout]
-        return max(fitting, key=lambda e: (len(e.pattern), len(e)), default=None)
+        return self._preferred.get(size.layout)
+
+    def _prefer(self, layout: Layout) -> None:
+        fitting = [e for (of, _), e in self._estimators.items() if of == layout]
+        self._preferred[layout] = max(fitting, key=lambda e: (len(e.pattern), len(e)))

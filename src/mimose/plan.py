@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
+from mimose.observations import Pattern, Run
 from mimose.timeline import Profile, peak, recompute_nanoseconds
 
 
@@ -36,11 +37,19 @@ class Plan:
         return "".join("r" if again else "K" for again in self.recompute)
 
 
+@dataclass(frozen=True, slots=True)
+class CachedPlan:
+    """A plan, and its choices by run, ready for use."""
+
+    plan: Plan
+    again: Mapping[Run, bool]
+
+
 class PlanCache:
     """Plans by what they were made for; the one that was not asked for the longest goes first."""
 
     def __init__(self, capacity: int = 1024) -> None:
-        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self._plans: OrderedDict[Hashable, CachedPlan] = OrderedDict()
         self._capacity = capacity
         self.hits = 0
         self.misses = 0
@@ -48,7 +57,7 @@ class PlanCache:
     def __len__(self) -> int:
         return len(self._plans)
 
-    def get(self, key: Hashable) -> Plan | None:
+    def get(self, key: Hashable) -> CachedPlan | None:
         """The plan for `key`, if there is one."""
         plan = self._plans.get(key)
         if plan is None:
@@ -58,11 +67,13 @@ class PlanCache:
         self._plans.move_to_end(key)
         return plan
 
-    def put(self, key: Hashable, plan: Plan) -> None:
-        """Remember `plan`."""
-        self._plans[key] = plan
+    def put(self, key: Hashable, plan: Plan, pattern: Pattern) -> CachedPlan:
+        """Remember `plan`, made for steps of this pattern."""
+        cached = CachedPlan(plan, dict(zip(pattern, plan.recompute, strict=True)))
+        self._plans[key] = cached
         if len(self._plans) > self._capacity:
             self._plans.popitem(last=False)
+        return cached
 
     def clear(self) -> None:
         """Forget every plan; the counts stay."""

@@ -203,14 +203,15 @@ class Frame:
     def rehearse(self, out: Any) -> str | None:
         """Recompute at once, compare, and let go of the activations if that went well.
 
-        For a frame made with `keeping=True`. Returns what went wrong, or None. `keeping` tells
-        whether the activations stay, as if there were no checkpoint: after a failure, or when there
-        was no memory to try.
+        For a frame made with `keeping=True`. Returns what went wrong, or None; in the first case
+        the activations stay, and the backward uses them as if there were no checkpoint. Without
+        memory to try, they are let go of all the same, and the error is raised.
         """
         try:
             rebuilt = self._replay(self._compare)
         except torch.OutOfMemoryError:
-            return None  # no verdict: `keeping` stays
+            self._let_go()
+            raise
         except Exception as error:
             return f"it raised {type(error).__name__}: {error}"
         if self.cursor != len(self.slots):
@@ -219,9 +220,12 @@ class Frame:
             return self._describe_misfits()
         if not _alike(out, rebuilt):
             return "its outputs have other values"
+        self._let_go()
+        return None
+
+    def _let_go(self) -> None:
         self.keeping = False
         self._clear()
-        return None
 
     def _pack(self, tensor: torch.Tensor) -> _Slot:
         slot = _Slot()

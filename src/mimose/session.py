@@ -118,6 +118,7 @@ class Mimose:
         self._stale = Stale()
         self._stats = Stats()
         self._step: Step | None = None
+        self._last_step: Step | None = None
         self._unread: list[ObservedStep] = []
         self._announced_size: InputSize | None = None
         self._setting: Setting | None = None
@@ -241,7 +242,7 @@ class Mimose:
         began = time.perf_counter()
         step = self._planned(self._setting, size, reading) or self._observed(self._setting, size)
         self._stats.step_opened(step, reading, time.perf_counter() - began)
-        self._step = step
+        self._step = self._last_step = step
         return step
 
     def _planned(self, setting: Setting, size: InputSize, reading: Reading) -> PlannedStep | None:
@@ -254,16 +255,17 @@ class Mimose:
         stale = setting.rounded(self._stale.expected())
         missing = setting.missing_gradients()
         key = (shared, available, missing, stale, self._knowledge.version)
-        plan = self._cache.get(key)
-        if plan is None:
+        cached = self._cache.get(key)
+        if cached is None:
             plan = self._new_plan(setting, shared, pattern, available, stale)
             if plan is None:
                 return None
-            self._cache.put(key, plan)
+            cached = self._cache.put(key, plan, pattern)
             self._say_if_too_little(setting, size, plan, reading)
-        self._stop_listening()
+        if isinstance(self._last_step, ObservedStep):
+            self._stop_listening()
         start = setting.start_planned_step(reading)
-        return PlannedStep(size, plan, pattern, start, self._planned_step_over)
+        return PlannedStep(size, cached.plan, cached.again, start, self._planned_step_over)
 
     def _new_plan(
         self, setting: Setting, size: InputSize, pattern: Pattern, available: int, stale_bytes: int

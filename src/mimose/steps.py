@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mimose.attach import BlockSeat
 from mimose.collector import Ride
 from mimose.inputs import InputSize
 from mimose.memory import Reading
-from mimose.observations import Pattern
+from mimose.observations import Run
 from mimose.plan import Plan
 from mimose.recompute import at_end_of_backward
 from mimose.trees import tensors_in
@@ -116,14 +116,14 @@ class PlannedStep(Step):
         self,
         size: InputSize,
         plan: Plan,
-        pattern: Pattern,
+        again: Mapping[Run, bool],
         start: Reading,
         when_over: Callable[[Any], None],
     ) -> None:
         super().__init__(size, when_over)
         self.plan = plan
         self.start = start
-        self._again = dict(zip(pattern, plan.recompute, strict=True))
+        self._again = again
         self._counts: dict[int, int] = {}
 
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
