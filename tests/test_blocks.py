@@ -213,6 +213,13 @@ def test_layer_registered_several_times_is_one_block() -> None:
     assert names(model, blocks=ConvNeXtBlock) == ["0", "1"]
 
 
+def test_layer_shared_by_two_stacks_is_the_block_of_the_first() -> None:
+    model = nn.Module()
+    model.encoder = nn.ModuleList(ConvNeXtBlock(4) for _ in range(2))
+    model.decoder = nn.ModuleList([model.encoder[0], ConvNeXtBlock(4), ConvNeXtBlock(4)])
+    assert names(model) == ["encoder.0", "encoder.1", "decoder.1", "decoder.2"]
+
+
 def test_blocks_can_be_chosen_in_every_way() -> None:
     model, _ = models.bert()
     layers = model.bert.encoder.layer

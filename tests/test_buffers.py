@@ -54,6 +54,10 @@ def as_bound_argument(model: nn.Module) -> Call:
     return functools.partial(lambda module, x: module(x), model)
 
 
+def as_default_argument(model: nn.Module) -> Call:
+    return lambda x, module=model: module(x)
+
+
 def as_function_in_closure(model: nn.Module) -> Call:
     inner = as_closure(model)
     return lambda x: inner(x)
@@ -68,6 +72,7 @@ def as_function_in_closure(model: nn.Module) -> Call:
         as_global,
         as_list_in_closure,
         as_bound_argument,
+        as_default_argument,
         as_function_in_closure,
     ],
 )
@@ -94,5 +99,17 @@ def test_spectral_norm_is_exact_over_several_steps() -> None:
             optimizer.zero_grad()
             call(module, x).pow(2).sum().backward()
             optimizer.step()
+    assert_same_gradients(model, plain)
+    assert_same_buffers(model, plain)
+
+
+def test_second_backward_recomputes_from_the_same_buffers() -> None:
+    model = nn.Sequential(spectral_norm(nn.Linear(8, 8)), nn.Tanh())
+    x = torch.randn(3, 8, requires_grad=True)
+    plain = copy.deepcopy(model)
+    for module, call in ((plain, plain_call), (model, mimose.checkpoint)):
+        loss = call(module, x).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
     assert_same_gradients(model, plain)
     assert_same_buffers(model, plain)

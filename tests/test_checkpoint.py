@@ -246,11 +246,32 @@ def test_function_may_take_gradients_of_its_own() -> None:
 
 def test_saved_tensors_can_be_read_outside_of_a_backward() -> None:
     x = torch.randn(3, requires_grad=True)
-    out = mimose.checkpoint(lambda x: (2 * x).exp(), x)
-    for _ in range(2):
-        assert torch.equal(out.grad_fn._saved_result, (2 * x).exp())
+    out = mimose.checkpoint(lambda x: (2 * x).sin().exp(), x)
+    with Storages(x, out) as storages:
+        for _ in range(2):
+            assert torch.equal(out.grad_fn._saved_result, out)
+        assert storages.live() == 0  # what else was rebuilt is gone
+    (expected,) = torch.autograd.grad((2 * x).sin().exp().sum(), x)
     out.sum().backward()
-    assert torch.equal(x.grad, 2 * (2 * x).exp())
+    assert torch.equal(x.grad, expected)
+
+
+class ReadsTwice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,), _ = ctx.saved_tensors, ctx.saved_tensors
+        return grad * x.exp()
+
+
+def test_reading_saved_tensors_twice_in_one_backward_is_an_error_that_says_so() -> None:
+    out = mimose.checkpoint(ReadsTwice.apply, torch.ones(3, requires_grad=True))
+    with pytest.raises(CheckpointError, match=r"apply: .*already unpacked once.*read it once"):
+        out.sum().backward()
 
 
 def backward_of(model: Counted, **options: Any) -> Counted:
@@ -398,3 +419,17 @@ def test_exception_leaves_no_hook_no_state_and_no_tensor_behind(phase: str, nest
     assert live_tensors() <= before
     model.phase = "none"
     assert_same_training(model, torch.randn(3, 4))
+
+
+def test_recompute_that_fails_drops_what_it_had_rebuilt_though_the_graph_lives() -> None:
+    model, x = Faulty(), torch.randn(3, 4)
+    with Storages(model, x) as storages:
+        out = mimose.checkpoint(model, x)
+        before = storages.live()
+        model.phase = "recompute"
+        with pytest.raises(ValueError, match="planned"):
+            out.sum().backward()
+        assert storages.live() == before
+        model.phase = "none"
+        out.sum().backward()  # and the graph is still good
+    assert model.head.weight.grad is not None

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from mimose.trees import tensors_in
-
 _AUTOCAST_DEVICES = ("cuda", "cpu")
 
 
@@ -22,8 +20,8 @@ class Ambient:
 
     __slots__ = ("autocast", "device", "generators", "sdpa")
 
-    def __init__(self, args: Any, *, preserve_rng: bool) -> None:
-        self.generators = _generator_states(args) if preserve_rng else []
+    def __init__(self, tensors: list[torch.Tensor], *, preserve_rng: bool) -> None:
+        self.generators = _generator_states(tensors) if preserve_rng else []
         self.autocast = _autocast_state()
         self.sdpa = _sdpa_state()
         self.device = _default_device()
@@ -60,15 +58,15 @@ class Ambient:
             stack.enter_context(self.device or torch.device("cpu"))
 
 
-def needs_torch_checkpoint(args: Any) -> bool:
-    """Whether some argument lives on a device whose RNG is not captured here."""
-    return any(t.device.type not in ("cpu", "cuda", "meta") for t in tensors_in(args))
+def is_foreign(tensors: list[torch.Tensor]) -> bool:
+    """Whether some tensor lives on a device whose RNG is not captured here."""
+    return any(t.device.type not in ("cpu", "cuda", "meta") for t in tensors)
 
 
-def _generator_states(args: Any) -> list[tuple[torch.Generator, torch.Tensor]]:
+def _generator_states(tensors: list[torch.Tensor]) -> list[tuple[torch.Generator, torch.Tensor]]:
     generators = [torch.default_generator]
     if torch.cuda.is_initialized():
-        devices = {t.device.index for t in tensors_in(args) if t.is_cuda}
+        devices = {t.device.index for t in tensors if t.is_cuda}
         devices.add(torch.cuda.current_device())
         generators += [torch.cuda.default_generators[index] for index in sorted(devices)]
     return [(generator, generator.get_state()) for generator in generators]

@@ -20,7 +20,7 @@ from torch import nn
 from mimose.blocks import Block
 from mimose.buffers import Place, Snapshot, norm_places, places_in
 from mimose.errors import ConflictError, warn
-from mimose.recompute import Frame, Listener, foreign_hooks, watch_backward
+from mimose.recompute import Frame, Listener, Rehearsal, foreign_hooks, watch_backward
 from mimose.takeover import Takeover
 
 
@@ -85,6 +85,7 @@ class BlockSeat(Seat):
         "changing",
         "director",
         "drops_cache",
+        "early_stop",
         "index",
         "listener",
         "name",
@@ -104,6 +105,8 @@ class BlockSeat(Seat):
         """Called once, with the inputs and the output of the coming run."""
         self.drops_cache = _has_seam(block.module)
         self.trusted: bool | None = None
+        """Whether it can be recomputed; not known before its first run."""
+        self.early_stop = True
         self.changing: list[Place] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -165,16 +168,19 @@ class BlockSeat(Seat):
         out = frame.forward(args, kwargs)
         drew = random.getstate() != python_rng
         try:
-            problem = "it draws from Python's random module" if drew else frame.rehearse(out)
+            rehearsal = Rehearsal(_DREW) if drew else frame.rehearse(out)
         except torch.OutOfMemoryError:
             return out  # recomputed without a verdict; the next run is tried again
-        if problem is None:
+        if rehearsal.problem is None:
             self.changing = list({*buffers.changed(), *norm_places(self.module)})
             self.trusted = True
+            # Stopping takes an exception, tens of microseconds: only where it spares something.
+            self.early_stop = self.compiled is not None or rehearsal.operators_after_last > 0
         else:
             self.trusted = False
             warn(
-                f"block {self.name!r} cannot be recomputed: {problem}. It is kept from now on; "
+                f"block {self.name!r} cannot be recomputed: {rehearsal.problem}. It is "
+                "kept from now on; "
                 f"exclude={self.name!r} says so in advance"
             )
         return out
@@ -187,6 +193,7 @@ class BlockSeat(Seat):
             name=f"block {self.name!r}",
             block=self.run,
             listener=self.listener,
+            early_stop=self.early_stop,
             **options,
         )
 
@@ -229,6 +236,7 @@ class _Everything:
 
 RECOMPUTE_EVERYTHING: Director = _Everything()
 
+_DREW = "it draws from Python's random module"
 _CACHE_ARGUMENTS = ("past_key_values", "use_cache", "layer_past")
 
 

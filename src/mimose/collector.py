@@ -10,6 +10,7 @@ block lies inside another, so nothing is counted twice.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from mimose.inputs import InputSize
 from mimose.memory import Meter, Reading
 from mimose.observations import Observation, Run, StepObservation
 from mimose.recompute import Listener
+from mimose.trees import argument_tensors, tensors_in
 
 
 @dataclass(slots=True)
@@ -197,7 +199,7 @@ class Shuttle(Ride):
 
     def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> None:
         super().run_begins(seat, args, kwargs)
-        ambient = Ambient((args, kwargs), preserve_rng=True)
+        ambient = Ambient(argument_tensors(args, kwargs), preserve_rng=True)
         buffers = Snapshot(likely_places(seat.module))
         before = self._read().in_use
         begun = self._clock.mark()
@@ -234,8 +236,6 @@ class Stale:
 
     def outputs_are(self, tensors: Sequence[torch.Tensor]) -> None:
         """The model has returned these."""
-        import weakref
-
         sizes = {t.untyped_storage()._cdata: t for t in tensors}
         self._outputs = [(weakref.ref(t), t.untyped_storage().nbytes()) for t in sizes.values()]
 
@@ -265,8 +265,6 @@ def _bytes_of(parameters: Sequence[torch.nn.Parameter]) -> int:
 
 
 def _fresh_output_bytes(out: Any, inputs: Any) -> int:
-    from mimose.trees import tensors_in
-
     known = {t.untyped_storage()._cdata for t in tensors_in(inputs)}
     fresh = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in tensors_in(out))}
     return sum(size for key, size in fresh.items() if key not in known)

@@ -6,43 +6,34 @@ from typing import Any
 
 import torch
 
-from mimose.trees import map_tensors
+from mimose.trees import argument_tensors, map_tensors
 
 
 class Held:
     """Arguments kept for the recompute while nobody else's hooks are active."""
 
-    __slots__ = ("args", "kwargs")
+    __slots__ = ("args", "kwargs", "versions")
 
-    def __init__(self, args: Any, kwargs: Any) -> None:
-        self.args = map_tensors(_Versioned, torch.Tensor, args)
-        self.kwargs = map_tensors(_Versioned, torch.Tensor, kwargs)
+    def __init__(self, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self.versions = [_version(tensor) for tensor in tensors]
 
     def release(self) -> tuple[Any, Any]:
-        return (
-            map_tensors(_Versioned.checked, _Versioned, self.args),
-            map_tensors(_Versioned.checked, _Versioned, self.kwargs),
-        )
+        tensors = argument_tensors(self.args, self.kwargs)
+        for tensor, version in zip(tensors, self.versions, strict=False):
+            if _version(tensor) != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an "
+                    f"inplace operation: an argument of a recomputed block, {list(tensor.shape)} "
+                    f"{tensor.dtype}, is at version {tensor._version}; expected version {version} "
+                    "instead"
+                )
+        return self.args, self.kwargs
 
 
-class _Versioned:
-    """A tensor that must not be changed in place until it is used again."""
-
-    __slots__ = ("tensor", "version")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-        self.version = None if tensor.is_inference() else tensor._version
-
-    def checked(self) -> torch.Tensor:
-        if self.version is not None and self.tensor._version != self.version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: an argument of a recomputed block, {list(self.tensor.shape)} "
-                f"{self.tensor.dtype}, is at version {self.tensor._version}; expected version "
-                f"{self.version} instead"
-            )
-        return self.tensor
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 class HeldByGraph:

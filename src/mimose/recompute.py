@@ -6,8 +6,8 @@ memory. What it promises, and where the code relies on it:
 1. Gradients equal those of the plain function, bit for bit.
 2. RNG, autocast, attention backends and default device are those of the forward (`Ambient`).
 3. Buffers are updated once a step (`Snapshot`).
-4. A tensor that was rebuilt lives until it is used, or until its place in the graph is freed,
-   whichever comes first; a second backward rebuilds it again.
+4. A tensor that was rebuilt lives until it is used, or until its block's part of the graph is
+   freed; a second backward rebuilds it again.
 5. Arguments are held as autograd holds saved tensors: changed in place, they raise; inside an
    outer checkpoint they belong to the outer one and are not pinned.
 6. The recompute stops as soon as the last tensor that it owes is there.
@@ -23,20 +23,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mimose.ambient import Ambient, needs_torch_checkpoint
+from mimose.ambient import Ambient, is_foreign
 from mimose.buffers import Snapshot, likely_places
 from mimose.errors import RecomputeError
 from mimose.held import Held, HeldByGraph
-from mimose.trees import tensors_in
-
-Kind = tuple[torch.Size, torch.dtype, torch.device]
-"""What must agree between a saved tensor and its recompute."""
+from mimose.trees import argument_tensors, tensors_in
 
 
 class Listener:
@@ -100,7 +99,7 @@ def checkpoint(
         or debug
         or getattr(torch_checkpoint, "_checkpoint_debug_enabled", None)
         or torch.compiler.is_compiling()
-        or needs_torch_checkpoint((args, kwargs))
+        or is_foreign(argument_tensors(args, kwargs))
     ):
         options: dict[str, Any] = {} if context_fn is None else {"context_fn": context_fn}
         return torch_checkpoint.checkpoint(
@@ -131,7 +130,13 @@ def checkpoint(
 
 
 class Frame:
-    """One run of a function whose activations are rebuilt: its forward, then its recomputes."""
+    """One run of a function whose activations are rebuilt: its forward, then its recomputes.
+
+    A saved tensor is known by its number. In the graph the number stands for it; when the backward
+    asks for one, all are rebuilt and wait in `rebuilt` until they are asked for. Plain lists of
+    plain numbers: each object that Python's garbage collector must follow would cost more than the
+    work itself.
+    """
 
     __slots__ = (
         "ambient",
@@ -139,17 +144,18 @@ class Frame:
         "buffers",
         "check",
         "complete",
-        "cursor",
+        "devices",
+        "dtypes",
         "early_stop",
         "function",
         "held",
         "keeping",
-        "kinds",
         "listener",
         "misfits",
         "name",
+        "rebuilt",
         "run_id",
-        "slots",
+        "shapes",
         "storages",
     )
 
@@ -168,109 +174,144 @@ class Frame:
         buffers: Snapshot | None = None,
         keeping: bool = False,
     ) -> None:
+        tensors = argument_tensors(args, kwargs)
         self.function = function
-        self.name = name or getattr(function, "__qualname__", "") or type(function).__qualname__
+        self.name = name
         self.block = block
         self.listener = listener
         self.check = check
         self.early_stop = early_stop
         self.buffers = buffers
         self.keeping = keeping
-        self.ambient = Ambient((args, kwargs), preserve_rng=preserve_rng)
-        self.held = (HeldByGraph if _hooks_are_active() else Held)(args, kwargs)
-        self.slots: list[weakref.ref[_Slot]] = []
-        self.kinds: list[Kind] = []
+        self.ambient = Ambient(tensors, preserve_rng=preserve_rng)
+        self.held: Held | HeldByGraph
+        if _hooks_are_active():
+            self.held = HeldByGraph(args, kwargs)
+        else:
+            self.held = Held(args, kwargs, tensors)
+        self.shapes: list[torch.Size] = []
+        self.dtypes: list[torch.dtype] = []
+        self.devices: list[torch.device] = []
+        self.rebuilt: list[torch.Tensor | None] = []
         self.storages: list[weakref.ref[Any]] = []
-        self.misfits: list[tuple[int, Kind]] = []
-        self.cursor = 0
+        self.misfits: list[tuple[int, torch.Tensor]] = []
         self.complete = False
         self.run_id: object = None
 
     def forward(self, args: Any, kwargs: Any) -> Any:
         cuda_was_up = torch.cuda.is_initialized()
-        with saved_tensors_hooks(self._pack, self._unpack):
+        with saved_tensors_hooks(self._packer(), self._unpack):
             out = self.function(*args, **kwargs)
         self.complete = True
         if self.listener is not None:
             self.listener.forward_ends(self.block, self._bytes_shared_with(out))
         if not cuda_was_up and self.ambient.generators and torch.cuda.is_initialized():
             raise RuntimeError(
-                f"{self.name}: PyTorch's device state was initialized in the forward pass of a "
+                f"{self._title}: PyTorch's device state was initialized in the forward pass of a "
                 "checkpoint, so its RNG could not be captured: use the device once before"
             )
         return out
 
-    def rehearse(self, out: Any) -> str | None:
+    def rehearse(self, out: Any) -> Rehearsal:
         """Recompute at once, compare, and let go of the activations if that went well.
 
-        For a frame made with `keeping=True`. Returns what went wrong, or None; in the first case
-        the activations stay, and the backward uses them as if there were no checkpoint. Without
-        memory to try, they are let go of all the same, and the error is raised.
+        For a frame made with `keeping=True`. After a failure the activations stay, and the backward
+        uses them as if there were no checkpoint. Without memory to try, they are let go of all the
+        same, and the error is raised.
         """
+        watch = _Watch(self)
         try:
-            rebuilt = self._replay(self._compare)
+            with watch:
+                rebuilt = self._replay(watch.pack)
         except torch.OutOfMemoryError:
             self._let_go()
             raise
         except Exception as error:
-            return f"it raised {type(error).__name__}: {error}"
-        if self.cursor != len(self.slots):
-            return f"it saved {self.cursor} tensors where the forward saved {len(self.slots)}"
+            return Rehearsal(f"it raised {type(error).__name__}: {error}")
+        if watch.packed != len(self.shapes):
+            return Rehearsal(
+                f"it saved {watch.packed} tensors where the forward saved {len(self.shapes)}"
+            )
         if self.misfits:
-            return self._describe_misfits()
+            return Rehearsal(self._describe_misfits())
         if not _alike(out, rebuilt):
-            return "its outputs have other values"
+            return Rehearsal("its outputs have other values")
         self._let_go()
-        return None
+        return Rehearsal(None, watch.operators_since)
 
     def _let_go(self) -> None:
         self.keeping = False
-        self._clear()
+        self.rebuilt = []
 
-    def _pack(self, tensor: torch.Tensor) -> _Slot:
-        slot = _Slot()
-        self.slots.append(weakref.ref(slot))
-        if self.check:
-            self.kinds.append((tensor.shape, tensor.dtype, tensor.device))
-        if self.keeping:
-            slot.tensor = tensor.detach()
-        if self.listener is not None:
-            self.storages.append(weakref.ref(tensor.untyped_storage()))
-        return slot
+    def _packer(self) -> Callable[[torch.Tensor], int]:
+        shapes, dtypes, devices = self.shapes, self.dtypes, self.devices
 
-    def _unpack(self, slot: _Slot) -> torch.Tensor:
+        def pack(tensor: torch.Tensor) -> int:
+            shapes.append(tensor.shape)
+            dtypes.append(tensor.dtype)
+            devices.append(tensor.device)
+            return len(shapes) - 1
+
+        def pack_and_look(tensor: torch.Tensor) -> int:
+            if self.keeping:
+                self.rebuilt.append(tensor.detach())
+            if self.listener is not None:
+                self.storages.append(weakref.ref(tensor.untyped_storage()))
+            return pack(tensor)
+
+        return pack_and_look if self.keeping or self.listener is not None else pack
+
+    def _unpack(self, index: int) -> torch.Tensor:
         if self.keeping:
-            assert slot.tensor is not None
-            return slot.tensor
-        run = _current_run()
-        if self.run_id != run or run is _OUTSIDE or (run is _UNKNOWN and slot.tensor is None):
+            tensor = self.rebuilt[index]
+            assert tensor is not None
+            return tensor
+        run = _exec_group()
+        if run is None:
+            run = _task_id()
+        if run != self.run_id or run == _OUTSIDE:
             self._recompute()
             self.run_id = run
-        tensor, slot.tensor = slot.tensor, None
+        rebuilt = self.rebuilt
+        tensor = rebuilt[index] if index < len(rebuilt) else None
         if tensor is None:
-            self._raise_used_twice()
-        if run is _OUTSIDE:  # nobody will come for the others
-            self._clear()
+            return self._unpack_again(index)
+        rebuilt[index] = None
+        if run == _OUTSIDE:  # nobody will come for the others
+            self.rebuilt = []
+        return tensor
+
+    def _unpack_again(self, index: int) -> torch.Tensor:
+        if _task_id is not _unknown_task:
+            raise RecomputeError(
+                f"{self._title}: Unpack is being triggered for a tensor that was already unpacked "
+                "once. Performing two backward calls that overlap under one GraphExecGroup is not "
+                "allowed, nor is reading ctx.saved_tensors twice in one backward: read it once"
+            )
+        self._recompute()  # another backward, as far as one can tell
+        tensor, self.rebuilt[index] = self.rebuilt[index], None
+        assert tensor is not None
         return tensor
 
     def _recompute(self) -> None:
+        self.rebuilt = []
         if self.listener is None:
-            self._replay(self._repack)
+            self._replay(self._repacker())
         else:
             self.listener.before_recompute(self.block)
-            self._replay(self._repack)
+            self._replay(self._repacker())
             self.listener.after_recompute(self.block)
-        if self.cursor < len(self.slots):
-            raise RecomputeError(
-                f"{self.name}: A different number of tensors was saved during the original forward "
-                f"and recomputation: {len(self.slots)} and {self.cursor}. {_REMEDY}"
+        if len(self.rebuilt) < len(self.shapes):
+            self._fail(
+                "A different number of tensors was saved during the original forward and "
+                f"recomputation: {len(self.shapes)} and {len(self.rebuilt)}"
             )
         if self.misfits:
-            raise RecomputeError(f"{self.name}: {self._describe_misfits()}. {_REMEDY}")
+            self._fail(self._describe_misfits())
 
     def _replay(self, pack: Callable[[torch.Tensor], Any]) -> Any:
         args, kwargs = self.held.release()
-        self.cursor, self.misfits, self.run_id = 0, [], None
+        self.misfits, self.run_id = [], None
         run = self.ambient.run
         try:
             with saved_tensors_hooks(pack, _as_it_is), torch.enable_grad():
@@ -281,38 +322,41 @@ class Frame:
             return None
         except BaseException:
             if not self.keeping:
-                self._clear()
+                self.rebuilt = []
             raise
 
-    def _repack(self, tensor: torch.Tensor) -> torch.Tensor:
-        # Detached, or a slot would keep the graph of the recompute alive, and with it every tensor.
-        if tensor.requires_grad:
-            tensor = tensor.detach()
-        index = self.cursor
-        self.cursor = index + 1
-        if index >= len(self.slots):
-            if self.complete:
-                raise RecomputeError(
-                    f"{self.name}: trying to save more tensors during recomputation than during "
-                    f"the original forward pass ({len(self.slots)}). {_REMEDY}"
-                )
-            return tensor  # a backward inside the function, which goes on past what it had saved
-        slot = self.slots[index]()
-        if slot is not None:
-            slot.tensor = tensor
-            if self.check and self.kinds[index] != (tensor.shape, tensor.dtype, tensor.device):
-                self._note_misfit(index, tensor)
-        if self.early_stop and self.cursor == len(self.slots):
-            raise _Stop
-        return tensor
+    def _repacker(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        shapes, dtypes, devices, rebuilt = self.shapes, self.dtypes, self.devices, self.rebuilt
+        owed, early_stop, check = len(shapes), self.early_stop, self.check
 
-    def _compare(self, tensor: torch.Tensor) -> torch.Tensor:
-        index = self.cursor
-        self.cursor = index + 1
-        if index < len(self.slots):
-            if self.kinds[index] != (tensor.shape, tensor.dtype, tensor.device):
-                self._note_misfit(index, tensor)
-        return tensor.detach()
+        def repack(tensor: torch.Tensor) -> torch.Tensor:
+            # Detached, or it would keep the recompute's graph alive, and with it every tensor.
+            if tensor.requires_grad:
+                tensor = tensor.detach()
+            index = len(rebuilt)
+            if index >= owed:
+                return self._surplus(tensor)
+            rebuilt.append(tensor)
+            if check and (
+                shapes[index] != tensor.shape
+                or dtypes[index] is not tensor.dtype
+                or devices[index] != tensor.device
+            ):
+                self.misfits.append((index, tensor))
+            if early_stop and index + 1 == owed:
+                raise _Stop
+            return tensor
+
+        return repack
+
+    def _surplus(self, tensor: torch.Tensor) -> torch.Tensor:
+        """More than the forward had saved: fine in a backward inside the function itself."""
+        if self.complete:
+            self._fail(
+                "trying to save more tensors during recomputation than during the original "
+                f"forward pass ({len(self.shapes)})"
+            )
+        return tensor
 
     def _bytes_shared_with(self, out: Any) -> int:
         saved = {s._cdata for ref in self.storages if (s := ref()) is not None}
@@ -320,32 +364,64 @@ class Frame:
         outputs = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in tensors_in(out))}
         return sum(size for key, size in outputs.items() if key in saved)
 
-    def _clear(self) -> None:
-        for ref in self.slots:
-            slot = ref()
-            if slot is not None:
-                slot.tensor = None
-
-    def _note_misfit(self, index: int, tensor: torch.Tensor) -> None:
-        self.misfits.append((index, (tensor.shape, tensor.dtype, tensor.device)))
-
     def _describe_misfits(self) -> str:
         lines = [
-            f"tensor at position {index}: saved {_kind_text(self.kinds[index])}, "
-            f"recomputed {_kind_text(kind)}"
-            for index, kind in self.misfits
+            f"tensor at position {i}: saved "
+            f"{_kind(self.shapes[i], self.dtypes[i], self.devices[i])}, "
+            f"recomputed {_kind(tensor.shape, tensor.dtype, tensor.device)}"
+            for i, tensor in self.misfits
         ]
+        self.misfits = []
         return (
             "Recomputed values for the following tensors have different metadata than during the "
             "forward pass: " + "; ".join(lines)
         )
 
-    def _raise_used_twice(self) -> NoReturn:
-        raise RecomputeError(
-            f"{self.name}: Unpack is being triggered for a tensor that was already unpacked once. "
-            "Performing two backward calls that overlap under one GraphExecGroup is not allowed, "
-            "nor is reading ctx.saved_tensors twice in one backward: read it once"
-        )
+    def _fail(self, problem: str) -> NoReturn:
+        self.rebuilt = []
+        raise RecomputeError(f"{self._title}: {problem}. {_REMEDY}")
+
+    @property
+    def _title(self) -> str:
+        function = self.function
+        return self.name or getattr(function, "__qualname__", "") or type(function).__qualname__
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """How a recompute went that was only tried."""
+
+    problem: str | None
+    operators_after_last: int = 0
+    """Operators that ran after the last tensor was saved: what an early stop would spare."""
+
+
+class _Watch(TorchDispatchMode):
+    """Compares what a rehearsal saves with what the forward saved, and counts what comes after."""
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._frame = frame
+        self.packed = 0
+        self.operators_since = 0
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        frame, index = self._frame, self.packed
+        self.packed = index + 1
+        if index < len(frame.shapes) and (
+            (frame.shapes[index], frame.dtypes[index], frame.devices[index])
+            != (tensor.shape, tensor.dtype, tensor.device)
+        ):
+            frame.misfits.append((index, tensor))
+        tensor = tensor.detach()
+        self.operators_since = 0
+        return tensor
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.operators_since += 1
+        return func(*args, **(kwargs or {}))
 
 
 def watch_backward(listener: Listener, block: int, inputs: Any, out: Any) -> None:
@@ -355,7 +431,7 @@ def watch_backward(listener: Listener, block: int, inputs: Any, out: Any) -> Non
     seen: list[object] = [None]
 
     def begin(*_: Any) -> None:
-        run = _current_run()
+        run = _task_id()
         if seen[0] != run:  # a block with several outputs is entered once
             seen[0] = run
             listener.backward_begins(block)
@@ -377,15 +453,6 @@ def watch_backward(listener: Listener, block: int, inputs: Any, out: Any) -> Non
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Call `callback` once the running backward is done. For use inside one."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
-
-
-class _Slot:
-    """Stands in the graph for one saved tensor; holds it from its recompute to its use."""
-
-    __slots__ = ("__weakref__", "tensor")
-
-    def __init__(self) -> None:
-        self.tensor: torch.Tensor | None = None
 
 
 class _Stop(BaseException):
@@ -413,25 +480,23 @@ def foreign_hooks() -> str:
     return f"{hooks[0].__module__}.{hooks[0].__qualname__}"
 
 
-_OUTSIDE, _UNKNOWN = object(), object()
-_exec_group = getattr(torch._C, "_get_graph_exec_group", lambda: None)
-_task_id = getattr(torch._C, "_current_graph_task_id", lambda: None)
+_OUTSIDE = -1
+"""What tells that no backward is running."""
 
 
-def _current_run() -> object:
-    """What tells one backward from another."""
-    run = _exec_group()
-    if run is None:
-        run = _task_id()
-    return _OUTSIDE if run == -1 else _UNKNOWN if run is None else run
+def _unknown_task() -> int:
+    return 0
+
+
+_exec_group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lambda: None)
+_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _unknown_task)
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _kind_text(kind: Kind) -> str:
-    shape, dtype, device = kind
+def _kind(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> str:
     return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {device}"
 
 

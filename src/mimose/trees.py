@@ -30,6 +30,24 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(value, field.name, None))
 
 
+def argument_tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors among a call's arguments, in plain tuples, lists and dicts at any depth."""
+    found: list[torch.Tensor] = []
+    _collect(args, found)
+    _collect(kwargs.values(), found)
+    return found
+
+
+def _collect(values: Any, found: list[torch.Tensor]) -> None:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            _collect(value, found)
+        elif isinstance(value, dict):
+            _collect(value.values(), found)
+
+
 def map_tensors(change: Callable[[Any], Any], kind: type, value: Any) -> Any:
     """`value` with `change` applied to each `kind` in plain tuples, lists and dicts.
 
