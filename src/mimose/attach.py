@@ -9,6 +9,7 @@ call and the compiler never sees the plan.
 
 from __future__ import annotations
 
+import inspect
 import random
 import weakref
 from collections.abc import Callable
@@ -82,9 +83,9 @@ class BlockSeat(Seat):
 
     __slots__ = (
         "after",
+        "cache_positions",
         "changing",
         "director",
-        "drops_cache",
         "early_stop",
         "index",
         "listener",
@@ -103,7 +104,8 @@ class BlockSeat(Seat):
         self.listener: Listener | None = None
         self.after: Callable[[Any, Any], None] | None = None
         """Called once, with the inputs and the output of the coming run."""
-        self.drops_cache = _has_seam(block.module)
+        self.cache_positions = _cache_positions(block.module)
+        """Where a cache may stand among the arguments; None if no cache is expected."""
         self.trusted: bool | None = None
         """Whether it can be recomputed; not known before its first run."""
         self.early_stop = True
@@ -114,8 +116,8 @@ class BlockSeat(Seat):
             return self.plain(args, kwargs)
         if torch.compiler.is_compiling():
             return self.plain(args, kwargs)
-        if self.drops_cache and _holds_cache(kwargs):
-            args, kwargs = _without_cache(self.module, args, kwargs)
+        if self.cache_positions is not None:
+            args, kwargs = _without_cache(self.module, self.cache_positions, args, kwargs)
         if self.director.recompute(self, args, kwargs) and self.trusted is not False:
             out = self._recomputed(args, kwargs)
         else:
@@ -168,14 +170,14 @@ class BlockSeat(Seat):
         out = frame.forward(args, kwargs)
         drew = random.getstate() != python_rng
         try:
-            rehearsal = Rehearsal(_DREW) if drew else frame.rehearse(out)
+            rehearsal = Rehearsal(_DREW) if drew else self._rehearse(frame, out)
         except torch.OutOfMemoryError:
             return out  # recomputed without a verdict; the next run is tried again
         if rehearsal.problem is None:
             self.changing = list({*buffers.changed(), *norm_places(self.module)})
             self.trusted = True
             # Stopping takes an exception, tens of microseconds: only where it spares something.
-            self.early_stop = self.compiled is not None or rehearsal.operators_after_last > 0
+            self.early_stop = rehearsal.operators_after_last != 0
         else:
             self.trusted = False
             warn(
@@ -184,6 +186,9 @@ class BlockSeat(Seat):
                 f"exclude={self.name!r} says so in advance"
             )
         return out
+
+    def _rehearse(self, frame: Frame, out: Any) -> Rehearsal:
+        return frame.rehearse(out, count_operators=self.compiled is None)
 
     def _frame(self, function: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Frame:
         return Frame(
@@ -237,26 +242,38 @@ class _Everything:
 RECOMPUTE_EVERYTHING: Director = _Everything()
 
 _DREW = "it draws from Python's random module"
-_CACHE_ARGUMENTS = ("past_key_values", "use_cache", "layer_past")
+_CACHES = ("past_key_values", "layer_past")
 
 
-def _has_seam(module: nn.Module) -> bool:
-    """Whether the module's class brings its own checkpointing call (transformers' layers do)."""
-    return any(
-        "gradient_checkpointing" in vars(cls) and "__call__" in vars(cls)
-        for cls in type(module).__mro__
-    )
+def _cache_positions(module: nn.Module) -> tuple[int, ...] | None:
+    """Where the module's forward takes a cache, if its class brings its own checkpointing call.
+
+    transformers' layers do: they drop what a recompute would write to a second time.
+    """
+    classes = type(module).__mro__
+    if not any("gradient_checkpointing" in vars(c) and "__call__" in vars(c) for c in classes):
+        return None
+    names = list(inspect.signature(module.forward).parameters)
+    return tuple(i for i, name in enumerate(names) if name in _CACHES)
 
 
-def _holds_cache(kwargs: dict[str, Any]) -> bool:
-    return any(kwargs.get(name) not in (None, False) for name in _CACHE_ARGUMENTS)
+def _without_cache(
+    module: nn.Module, positions: tuple[int, ...], args: Any, kwargs: Any
+) -> tuple[Any, dict[str, Any]]:
+    """The arguments, less a cache that a recompute would write to a second time."""
+    for i in positions:
+        if i < len(args) and args[i] is not None:
+            args = (*args[:i], None, *args[i + 1 :])
+    for name in ("use_cache", *_CACHES):
+        if kwargs.get(name) not in (None, False):
+            return _asked_of_seam(module, args, kwargs)
+    return args, kwargs
 
 
-def _without_cache(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
-    """The arguments, less a cache that a recompute would write to a second time.
+def _asked_of_seam(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    """The arguments as the module's own checkpointing would pass them on.
 
-    Asked of the module's own seam: it is told to checkpoint by a function that hands the arguments
-    back instead of running anything.
+    It is told to checkpoint by a function that hands them back instead of running anything.
     """
     place = module.__dict__
     names = ("gradient_checkpointing", "_gradient_checkpointing_func")

@@ -51,6 +51,7 @@ def find_blocks(
     else:
         found = _select(model, blocks, "blocks")
         _refuse_nesting(found)
+        _refuse_lists(found)
     if exclude is not None:
         outside = {id(block.module) for block in _select(model, exclude, "exclude")}
         found = [block for block in found if id(block.module) not in outside]
@@ -120,7 +121,7 @@ def _has_repeated_parts(module: nn.Module) -> bool:
 
 
 def _has_one_part(module: nn.Module) -> bool:
-    return _is_list(module) and len(module) == 1 and bool(_parts(module))  # type: ignore[arg-type]
+    return _is_list(module) and len(list(module.children())) == 1 and bool(_parts(module))
 
 
 def _has_different_layers(module: nn.Module) -> bool:
@@ -143,6 +144,8 @@ def _holds_stages(module: nn.Module) -> bool:
     same shapes. Layers may hold such lists too (experts), but layers of one shape come in numbers.
     """
     children = [child for _, child in _parts(module)]
+    if children and all(isinstance(child, nn.ModuleList) for child in children):
+        return True  # nobody calls a ModuleList
     if not all(any(_has_large_parts(m) for m in child.modules()) for child in children):
         return False
     return len({_shapes(child) for child in children}) == len(children) > 0
@@ -154,7 +157,10 @@ def _shapes(module: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 def _without_repeats(found: Iterable[Block]) -> list[Block]:
     """One entry a module: a module that is registered twice is one block."""
-    return list({id(block.module): block for block in reversed(list(found))}.values())[::-1]
+    first: dict[int, Block] = {}
+    for block in found:
+        first.setdefault(id(block.module), block)
+    return list(first.values())
 
 
 def _select(
@@ -166,10 +172,25 @@ def _select(
     modules = list(model.named_modules())
     for selector in selectors:
         hits = [id(module) for name, module in modules if _matches(selector, name, module)]
+        if isinstance(selector, str):
+            hits = _outermost(hits, modules)
         if not hits:
             raise BlocksError(_no_match(selector, argument, [name for name, _ in modules]))
         chosen.update(hits)
     return [Block(name, module) for name, module in modules if id(module) in chosen]
+
+
+def _outermost(hits: list[int], modules: list[tuple[str, nn.Module]]) -> list[int]:
+    """Of what a glob matches, the modules that lie in no other match: `*` crosses dots."""
+    chosen = set(hits)
+    inside = {
+        id(inner)
+        for _, module in modules
+        if id(module) in chosen
+        for inner in module.modules()
+        if inner is not module
+    }
+    return [hit for hit in hits if hit not in inside]
 
 
 def _matches(selector: Selector, name: str, module: nn.Module) -> bool:
@@ -186,6 +207,15 @@ def _no_match(selector: Selector, argument: str, names: list[str]) -> str:
     shown = selector if isinstance(selector, str) else getattr(selector, "__name__", repr(selector))
     some = ", ".join(name for name in names if name)[:200]
     return f"{argument}={shown!r} matches no module of the model; its modules are {some}…"
+
+
+def _refuse_lists(blocks: list[Block]) -> None:
+    for block in blocks:
+        if isinstance(block.module, (nn.ModuleList, nn.ModuleDict)):
+            raise BlocksError(
+                f"block {block.name!r} is a {type(block.module).__name__}, which is never called: "
+                f'select what it holds, blocks="{block.name}.*"'
+            )
 
 
 def _refuse_nesting(blocks: list[Block]) -> None:

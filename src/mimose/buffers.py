@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -65,36 +66,54 @@ def norm_places(module: nn.Module) -> list[Place]:
     return [(m, name) for m in norms for name, b in m._buffers.items() if b is not None]
 
 
-def likely_places(function: Callable[..., Any]) -> list[Place]:
-    """The buffers that `function` may change, as far as the modules behind it can be told."""
+def likely_places(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Place]:
+    """The buffers that a call may change, as far as the modules behind it can be told."""
+    modules = {id(m): m for m in _modules_behind((function, args, kwargs), depth=4)}
+    places = {
+        (id(owner), name): (owner, name)
+        for module in modules.values()
+        for owner, name in places_in(module)
+    }
     norms = nn.modules.batchnorm._NormBase
     return [
         (owner, name)
-        for module in _modules_behind(function)
-        for owner, name in places_in(module)
+        for owner, name in places.values()
         if isinstance(owner, norms) or _nbytes(owner._buffers[name]) <= _ALWAYS_COPIED_BYTES
     ]
 
 
-def _modules_behind(function: Any) -> list[nn.Module]:
-    if isinstance(function, nn.Module):
-        return [function]
-    if isinstance(function, functools.partial):
-        return _modules_behind(function.func)
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, nn.Module):
-        return [owner]
-    return [value for value in _outer_values(function) if isinstance(value, nn.Module)]
+def _modules_behind(value: Any, depth: int) -> Iterator[nn.Module]:
+    """The modules that a callable or its arguments lead to, in a few steps."""
+    if isinstance(value, nn.Module):
+        yield value
+    elif depth and not isinstance(value, torch.Tensor):
+        for inner in _led_to(value):
+            yield from _modules_behind(inner, depth - 1)
 
 
-def _outer_values(function: Any) -> Iterator[Any]:
-    """What a function's body can reach by name: its closure, and the globals that it mentions."""
-    for cell in getattr(function, "__closure__", None) or ():
+def _led_to(value: Any) -> Iterable[Any]:
+    if isinstance(value, (tuple, list, set)):
+        return value
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, functools.partial):
+        return (value.func, value.args, value.keywords)
+    if isinstance(value, types.MethodType):
+        return (value.__self__, value.__func__)
+    if isinstance(value, types.FunctionType):
+        return _outer_values(value)
+    return ()
+
+
+def _outer_values(function: types.FunctionType) -> Iterator[Any]:
+    """What a function's body can reach by name: its closure, defaults, and globals it mentions."""
+    for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # a name that is not bound yet
             yield cell.cell_contents
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        yield from (function.__globals__.get(name) for name in code.co_names)
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    mentioned = (function.__globals__.get(name) for name in function.__code__.co_names)
+    yield from (value for value in mentioned if isinstance(value, nn.Module))
 
 
 def _nbytes(buffer: torch.Tensor | None) -> int:

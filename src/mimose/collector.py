@@ -19,7 +19,7 @@ import torch
 
 from mimose.ambient import Ambient
 from mimose.attach import BlockSeat
-from mimose.buffers import Snapshot, likely_places
+from mimose.buffers import Snapshot, places_in
 from mimose.clock import Clock
 from mimose.inputs import InputSize
 from mimose.memory import Meter, Reading
@@ -200,7 +200,7 @@ class Shuttle(Ride):
     def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> None:
         super().run_begins(seat, args, kwargs)
         ambient = Ambient(argument_tensors(args, kwargs), preserve_rng=True)
-        buffers = Snapshot(likely_places(seat.module))
+        buffers = Snapshot(places_in(seat.module))
         before = self._read().in_use
         begun = self._clock.mark()
         out = buffers.run(ambient.run, seat.plain, (args, kwargs), {})

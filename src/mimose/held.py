@@ -15,8 +15,7 @@ class Held:
     __slots__ = ("args", "kwargs", "versions")
 
     def __init__(self, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> None:
-        self.args = args
-        self.kwargs = kwargs
+        self.args, self.kwargs = _own_containers(args, kwargs)
         self.versions = [_version(tensor) for tensor in tensors]
 
     def release(self) -> tuple[Any, Any]:
@@ -29,7 +28,18 @@ class Held:
                     f"{tensor.dtype}, is at version {tensor._version}; expected version {version} "
                     "instead"
                 )
-        return self.args, self.kwargs
+        return _own_containers(self.args, self.kwargs)
+
+
+def _own_containers(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The same arguments, in lists and dicts that the block may append to without effect here."""
+    if any(type(value) in (list, dict, tuple) for value in (*args, *kwargs.values())):
+        return map_tensors(_same, torch.Tensor, args), map_tensors(_same, torch.Tensor, kwargs)
+    return args, kwargs
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -39,7 +49,7 @@ def _version(tensor: torch.Tensor) -> int:
 class HeldByGraph:
     """Arguments kept as saved tensors, so that an outer checkpoint's hooks take charge of them."""
 
-    __slots__ = ("args", "kwargs", "node")
+    __slots__ = ("args", "kwargs", "result")
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         tensors: list[torch.Tensor] = []
@@ -51,10 +61,11 @@ class HeldByGraph:
         self.args = map_tensors(place, torch.Tensor, args)
         self.kwargs = map_tensors(place, torch.Tensor, kwargs)
         anchor = torch.empty(0, device="cpu", requires_grad=True)
-        self.node: Any = _Save.apply(anchor, *tensors).grad_fn  # type: ignore[no-untyped-call]
+        # The result itself is held: its node alone would be emptied with it.
+        self.result: Any = _Save.apply(anchor, *tensors)  # type: ignore[no-untyped-call]
 
     def release(self) -> tuple[Any, Any]:
-        tensors = self.node.saved_tensors
+        tensors = self.result.grad_fn.saved_tensors
 
         def tensor(place: _Place) -> torch.Tensor:
             found: torch.Tensor = tensors[place.index]

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -116,7 +117,7 @@ def checkpoint(
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
     forced = getattr(torch_checkpoint, "_enable_checkpoint_early_stop", None)
-    places = likely_places(function)
+    places = likely_places(function, args, kwargs)
     frame = Frame(
         function,
         args,
@@ -157,6 +158,7 @@ class Frame:
         "run_id",
         "shapes",
         "storages",
+        "versions",
     )
 
     def __init__(
@@ -193,6 +195,7 @@ class Frame:
         self.dtypes: list[torch.dtype] = []
         self.devices: list[torch.device] = []
         self.rebuilt: list[torch.Tensor | None] = []
+        self.versions: list[int] = []
         self.storages: list[weakref.ref[Any]] = []
         self.misfits: list[tuple[int, torch.Tensor]] = []
         self.complete = False
@@ -212,16 +215,16 @@ class Frame:
             )
         return out
 
-    def rehearse(self, out: Any) -> Rehearsal:
+    def rehearse(self, out: Any, *, count_operators: bool) -> Rehearsal:
         """Recompute at once, compare, and let go of the activations if that went well.
 
         For a frame made with `keeping=True`. After a failure the activations stay, and the backward
         uses them as if there were no checkpoint. Without memory to try, they are let go of all the
-        same, and the error is raised.
+        same, and the error is raised. Operators cannot be counted in compiled code.
         """
         watch = _Watch(self)
         try:
-            with watch:
+            with watch if count_operators else nullcontext():
                 rebuilt = self._replay(watch.pack)
         except torch.OutOfMemoryError:
             self._let_go()
@@ -237,7 +240,7 @@ class Frame:
         if not _alike(out, rebuilt):
             return Rehearsal("its outputs have other values")
         self._let_go()
-        return Rehearsal(None, watch.operators_since)
+        return Rehearsal(None, watch.operators_since if count_operators else None)
 
     def _let_go(self) -> None:
         self.keeping = False
@@ -277,9 +280,18 @@ class Frame:
         if tensor is None:
             return self._unpack_again(index)
         rebuilt[index] = None
+        if tensor._version != self.versions[index]:
+            self._raise_changed(tensor)
         if run == _OUTSIDE:  # nobody will come for the others
             self.rebuilt = []
         return tensor
+
+    def _raise_changed(self, tensor: torch.Tensor) -> NoReturn:
+        raise RuntimeError(
+            f"{self._title}: one of the variables needed for gradient computation has been "
+            "modified by an inplace operation inside the block: "
+            f"{list(tensor.shape)} {tensor.dtype}"
+        )
 
     def _unpack_again(self, index: int) -> torch.Tensor:
         if _task_id is not _unknown_task:
@@ -294,7 +306,7 @@ class Frame:
         return tensor
 
     def _recompute(self) -> None:
-        self.rebuilt = []
+        self.rebuilt, self.versions = [], []
         if self.listener is None:
             self._replay(self._repacker())
         else:
@@ -326,7 +338,8 @@ class Frame:
             raise
 
     def _repacker(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        shapes, dtypes, devices, rebuilt = self.shapes, self.dtypes, self.devices, self.rebuilt
+        shapes, dtypes, devices = self.shapes, self.dtypes, self.devices
+        rebuilt, versions = self.rebuilt, self.versions
         owed, early_stop, check = len(shapes), self.early_stop, self.check
 
         def repack(tensor: torch.Tensor) -> torch.Tensor:
@@ -337,6 +350,7 @@ class Frame:
             if index >= owed:
                 return self._surplus(tensor)
             rebuilt.append(tensor)
+            versions.append(tensor._version)
             if check and (
                 shapes[index] != tensor.shape
                 or dtypes[index] is not tensor.dtype
@@ -392,7 +406,7 @@ class Rehearsal:
     """How a recompute went that was only tried."""
 
     problem: str | None
-    operators_after_last: int = 0
+    operators_after_last: int | None = None
     """Operators that ran after the last tensor was saved: what an early stop would spare."""
 
 
@@ -426,7 +440,7 @@ class _Watch(TorchDispatchMode):
 
 def watch_backward(listener: Listener, block: int, inputs: Any, out: Any) -> None:
     """Tell `listener` when the backward enters a block that has just run, and when it leaves."""
-    source = next((t for t in tensors_in(inputs) if t.requires_grad), None)
+    source = next((t for t in tensors_in(inputs) if t.grad_fn is not None), None)
     needs_end = source is None  # the hooks must not hold the tensor itself
     seen: list[object] = [None]
 
@@ -444,10 +458,7 @@ def watch_backward(listener: Listener, block: int, inputs: Any, out: Any) -> Non
     for node in {t.grad_fn for t in tensors_in(out) if t.grad_fn is not None}:
         node.register_prehook(begin)
     if source is not None:
-        if source.grad_fn is not None:
-            source.grad_fn.register_prehook(end)
-        else:
-            source.register_hook(end)
+        source.register_hook(end)  # runs before the hooks of the node that made it
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
@@ -475,7 +486,7 @@ def _hooks_are_active() -> bool:
 def foreign_hooks() -> str:
     """Who else's hooks would see a tensor that is saved now; empty if nobody's or a frame's own."""
     hooks = _top_hooks(True) if _top_hooks is not None else None
-    if hooks is None or isinstance(getattr(hooks[0], "__self__", None), Frame):
+    if hooks is None or hooks[0].__module__ == __name__:
         return ""
     return f"{hooks[0].__module__}.{hooks[0].__qualname__}"
 

@@ -129,8 +129,6 @@ class Mimose:
             return
         _replace_former(model)
         self._attachment = Attachment(model, self._blocks, self)
-        if self._attachment.takeover:
-            log.info("mimose decides now instead of %s", self._attachment.takeover)
         self._root.take()
 
     # What people call
@@ -234,6 +232,7 @@ class Mimose:
     def _open(self, args: Any, kwargs: Any) -> Step:
         if self._setting is None:
             self._setting = Setting(self._root.module, self._budget, enforce=self._enforce)
+            self._take_over()
         self._read_observations()
         size = self._announced_size or self._size_of(args, kwargs)
         self._announced_size = None
@@ -244,6 +243,14 @@ class Mimose:
         self._stats.step_opened(step, reading, time.perf_counter() - began)
         self._step = self._last_step = step
         return step
+
+    def _take_over(self) -> None:
+        """From checkpointing that was on before, or that a trainer has switched on since."""
+        assert self._attachment is not None
+        takeover = self._attachment.takeover
+        takeover.refresh()
+        if takeover:
+            log.info("mimose decides now instead of %s", takeover)
 
     def _planned(self, setting: Setting, size: InputSize, reading: Reading) -> PlannedStep | None:
         """The step under the plan for this size, if enough is known of it."""

@@ -34,10 +34,19 @@ class Takeover:
 
     def __init__(self, model: nn.Module, blocks: list[Block]) -> None:
         self._undo: list[Callable[[], None]] = []
-        related = _related(model, blocks)
-        _refuse_offloading(related)
-        self.flags = [name for name, module in related if self._switch_off_flag(module)]
-        self.wrappers = [name for name, module in related if self._bypass_wrapper(name, module)]
+        self._related = _related(model, blocks)
+        self.flags: list[str] = []
+        self.wrappers: list[str] = []
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Look again: a trainer may have switched checkpointing on in the meantime."""
+        _refuse(self._related)
+        flags = [name for name, module in self._related if self._switch_off_flag(module)]
+        wrappers = [name for name, module in self._related if self._bypass_wrapper(module)]
+        self.flags += flags
+        self.wrappers += wrappers
+        return bool(flags or wrappers)
 
     def undo(self) -> None:
         """Give the model its own checkpointing back."""
@@ -61,15 +70,12 @@ class Takeover:
         self._undo.append(lambda: setattr(module, "gradient_checkpointing", True))
         return True
 
-    def _bypass_wrapper(self, name: str, module: nn.Module) -> bool:
+    def _bypass_wrapper(self, module: nn.Module) -> bool:
         if not isinstance(module, CheckpointWrapper):
             return False
         original: Any = module.checkpoint_fn
-        if "context_fn" in getattr(original, "keywords", {}):
-            raise ConflictError(
-                f"{name!r} is checkpointed selectively (context_fn): mimose would undo that. "
-                "Unwrap it, or leave this model to its own policy"
-            )
+        if isinstance(original, _Bypass):
+            return False
         module.checkpoint_fn = _Bypass(original)  # type: ignore[assignment]
         self._undo.append(lambda: setattr(module, "checkpoint_fn", original))
         return True
@@ -99,8 +105,14 @@ def _related(model: nn.Module, blocks: list[Block]) -> list[tuple[str, nn.Module
     ]
 
 
-def _refuse_offloading(modules: list[tuple[str, nn.Module]]) -> None:
+def _refuse(modules: list[tuple[str, nn.Module]]) -> None:
     for name, module in modules:
+        if isinstance(module, CheckpointWrapper):
+            if "context_fn" in getattr(module.checkpoint_fn, "keywords", {}):
+                raise ConflictError(
+                    f"{name!r} is checkpointed selectively (context_fn): mimose would undo that. "
+                    "Unwrap it, or leave this model to its own policy"
+                )
         if isinstance(module, OffloadWrapper):
             raise ConflictError(
                 f"{name!r} offloads its activations to the CPU (offload_wrapper): mimose cannot "
