@@ -120,20 +120,22 @@ class Reserve:
     workspaces. How much cannot be known in advance. The reserve starts at 1 % of the budget. When a
     step near the limit makes the allocator take more from the device, what it then holds beyond
     what is in use is evidence; when it had to give cached memory back and try again, plans were too
-    tight. Without such a sign over many steps near the limit the reserve shrinks again.
+    tight. Without such a sign over many steps near the limit the reserve shrinks again. It may grow
+    to a quarter of the budget where the allocator leaves fragments, to 3 % where it does not.
     """
 
-    _FIRST, _LEAST, _MOST = 0.01, 0.005, 0.25
+    _FIRST, _LEAST = 0.01, 0.005
     _PATIENCE = 50
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, *, fragments: bool) -> None:
         self._budget = budget_bytes
+        self._most = 0.25 if fragments else 0.03
         self.bytes = int(self._FIRST * budget_bytes)
         self._quiet_steps = 0
 
     def near_limit(self, peak_bytes: int) -> bool:
         """Whether a step's peak was high enough to learn from."""
-        return peak_bytes >= 0.9 * (self._budget - self.bytes)
+        return peak_bytes >= 0.98 * (self._budget - self.bytes)
 
     def learn(self, *, peak_bytes: int, held_bytes: int, grew: bool, retries: int) -> None:
         """A step peaked at `peak_bytes` in use while the allocator held `held_bytes`."""
@@ -149,6 +151,6 @@ class Reserve:
                 self._set(int(0.9 * self.bytes))
 
     def _set(self, number: int) -> None:
-        least, most = self._LEAST * self._budget, self._MOST * self._budget
+        least, most = self._LEAST * self._budget, self._most * self._budget
         self.bytes = math.floor(min(max(number, least), most))
         self._quiet_steps = 0

@@ -10,9 +10,10 @@ block lies inside another, so nothing is counted twice.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ class _Seen:
     start: int
     forward: int = 0
     out_saved: int = 0
+    idle: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    idle_bytes: int = 0
     before: int | None = None
     entry: int = 0
     born: int = 0
@@ -83,6 +86,7 @@ class Ride(Listener):
         elif self._runs:
             last = self._runs[-1]
             last.forward = max(last.forward, reading.peak - self._base)
+            self._settle_idle_inputs()
         nth = self._counts.get(seat.index, 0)
         self._counts[seat.index] = nth + 1
         seat.run = len(self._runs)
@@ -91,15 +95,19 @@ class Ride(Listener):
         start = reading.in_use - self._base
         self._runs.append(_Seen((seat.index, nth), _gradient_bytes(seat.module), start))
 
-    def forward_ends(self, block: int, out_saved_bytes: int) -> None:
+    def forward_ends(
+        self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
+    ) -> None:
         assert self._base is not None
         run = self._runs[block]
         run.out_saved = out_saved_bytes
+        run.idle = [weakref.ref(tensor) for tensor in idle_inputs if tensor.grad_fn is not None]
         run.forward = self._read().peak - self._base
 
     def model_returns(self) -> None:
         """The model's forward is done; the loss and the backward follow."""
         if self._base is not None:
+            self._settle_idle_inputs()
             self._head_forward = max(self._head_forward, self._read().peak - self._base)
 
     def before_recompute(self, block: int) -> None:
@@ -153,6 +161,18 @@ class Ride(Listener):
         """Whether all recompute times are known by now."""
         return all(self._seconds(run) is not None for run in self._runs)
 
+    def _settle_idle_inputs(self) -> None:
+        """The last run is over and its caller has moved on: what of its input is left to it alone?
+
+        Not what the first run takes (its caller often holds on to that), nor what the run before
+        saves itself, nor anything that somebody else still refers to: masks, collected states.
+        """
+        run = self._runs[-1]
+        if len(self._runs) > 1 and not self._runs[-2].out_saved:
+            alone = [ref for ref in run.idle if _references(ref) <= _ONE_HOLDER]
+            run.idle_bytes = sum(_bytes_behind(ref) for ref in alone)
+        run.idle = []
+
     def _finished(self, run: _Seen) -> Observation:
         # Where gradients are added to existing ones, each is freed at once; where they come into
         # being they stay. Observations speak of the latter: it takes no less.
@@ -165,7 +185,8 @@ class Ride(Listener):
             saved_bytes=max(0, run.saved),
             spike_bytes=max(0, run.spike),
             back_bytes=max(0, run.back) + stays,
-            out_saved_bytes=run.out_saved,
+            out_saved_bytes=min(run.out_saved, max(0, run.saved)),
+            in_idle_bytes=run.idle_bytes,
             seconds=run.saved * 1e-12 if (known := self._seconds(run)) is None else known,
             fixed=run.before is None,
         )
@@ -211,8 +232,10 @@ class Shuttle(Ride):
         del out
         self._meter.reset_peak()
 
-    def forward_ends(self, block: int, out_saved_bytes: int) -> None:
-        super().forward_ends(block, out_saved_bytes)
+    def forward_ends(
+        self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
+    ) -> None:
+        super().forward_ends(block, out_saved_bytes, idle_inputs)
         saved, spike, begun, ended = self._looked[block]
         self._looked[block] = (saved + out_saved_bytes, spike, begun, ended)
 
@@ -268,3 +291,18 @@ def _fresh_output_bytes(out: Any, inputs: Any) -> int:
     known = {t.untyped_storage()._cdata for t in tensors_in(inputs)}
     fresh = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in tensors_in(out))}
     return sum(size for key, size in fresh.items() if key not in known)
+
+
+def _bytes_behind(ref: weakref.ref[torch.Tensor]) -> int:
+    tensor = ref()
+    return 0 if tensor is None else tensor.untyped_storage().nbytes()
+
+
+def _references(ref: weakref.ref[torch.Tensor]) -> int:
+    tensor = ref()
+    return sys.getrefcount(tensor)
+
+
+_held_once = torch.empty(0)
+_ONE_HOLDER = _references(weakref.ref(_held_once))
+"""What `_references` counts for a tensor that a single other holder refers to."""

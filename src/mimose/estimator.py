@@ -11,8 +11,9 @@ kinks, the larger of fit and chord is taken.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from mimose.timeline import Profile, RunCost, peak
 
 _Floats = npt.NDArray[np.float64]
 
-_QUANTITIES = ("start", "forward", "entry", "saved", "spike", "back", "out_saved")
+_QUANTITIES = ("start", "forward", "entry", "saved", "spike", "back", "out_saved", "in_idle")
 _FAIR_ERROR = 0.02
 """The leave-one-out error of the peak, as a share of it, at which predictions are trusted."""
 _EXACT_ERROR = 0.001
@@ -58,7 +59,7 @@ class Estimator:
     def learn(self, observation: StepObservation) -> None:
         """Take one more observation in; of a size seen before, the newer one counts."""
         self._seen.pop(observation.size, None)
-        self._seen[observation.size] = observation
+        self._seen[observation.size] = _with_shared_times(observation)
         if len(self._seen) > _MOST_SIZES:
             self._drop_one()
         self._fit = _Fit.of(list(self._seen.values()))
@@ -67,16 +68,16 @@ class Estimator:
     def predict(self, size: InputSize) -> Profile | None:
         """The profile at `size`; None where nothing that was seen tells enough.
 
-        A size that was seen, or lies below one that was, can be told at once: memory grows with
-        size. Others need a fit that its own leave-one-out error confirms.
+        A size that was seen can be told at once. Others need a fit that its own leave-one-out error
+        confirms; without one, `bound` may still say enough.
         """
         seen = self._seen.get(size)
         if seen is not None:
             return seen.profile()
-        if self._fit is not None and self.ready:
-            profile = self._fit.predict(size)
-            if profile is not None:
-                return profile
+        return self._fit.predict(size) if self._fit is not None and self.ready else None
+
+    def bound(self, size: InputSize) -> Profile | None:
+        """A profile that is no lower than that of `size`: memory grows with size."""
         larger = [other for other in self._seen if size <= other]
         if not larger:
             return None
@@ -229,7 +230,7 @@ class _Shape:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Recompute time as a line in the bytes that a run saves; equal runs share theirs."""
+    """Recompute time as a line in the bytes that a run saves."""
 
     base: _Floats
     slope: _Floats
@@ -238,8 +239,6 @@ class _Times:
     def of(cls, observations: Sequence[StepObservation]) -> _Times:
         saved = np.array([[run.saved_bytes for run in o.runs] for o in observations], float)
         seconds = np.array([[run.seconds for run in o.runs] for o in observations])
-        for group in _equal_columns(saved):
-            seconds[:, group] = np.median(seconds[:, group], axis=1, keepdims=True)
         deviation = saved - saved.mean(0)
         spread = (deviation**2).sum(0)
         rise = (deviation * (seconds - seconds.mean(0))).sum(0)
@@ -250,17 +249,18 @@ class _Times:
         return self.base + self.slope * saved
 
 
-def _equal_columns(saved: _Floats) -> list[list[int]]:
-    """Runs that save the same at every size, within half a percent: copies of one block."""
-    groups: list[list[int]] = []
-    for k in range(saved.shape[1]):
-        for group in groups:
-            if np.allclose(saved[:, group[0]], saved[:, k], rtol=0.005, atol=0):
-                group.append(k)
-                break
-        else:
-            groups.append([k])
-    return groups
+def _with_shared_times(observation: StepObservation) -> StepObservation:
+    """The same, with the median time for all runs that save the same: copies of one block."""
+    groups: dict[int, list[int]] = {}
+    for k, run in enumerate(observation.runs):
+        near = (at for at in groups if abs(at - run.saved_bytes) <= 0.005 * at)
+        groups.setdefault(next(near, run.saved_bytes), []).append(k)
+    runs = list(observation.runs)
+    for members in groups.values():
+        median = statistics.median(runs[k].seconds for k in members)
+        for k in members:
+            runs[k] = replace(runs[k], seconds=median)
+    return replace(observation, runs=tuple(runs))
 
 
 def _row(o: StepObservation) -> list[int]:
@@ -275,6 +275,7 @@ def _row(o: StepObservation) -> list[int]:
             run.spike_bytes,
             run.back_bytes,
             run.out_saved_bytes,
+            run.in_idle_bytes,
         )
     ]
     return [*row, o.head_forward_bytes, o.head_backward_bytes]
@@ -294,22 +295,13 @@ def _profile(size: InputSize, row: _Floats, like: StepObservation) -> Profile:
 
 
 def _assemble(size: InputSize, row: _Floats, times: _Floats, fixed: tuple[bool, ...]) -> Profile:
-    numbers = row[:-2].round().astype(np.int64).reshape(-1, len(_QUANTITIES)).tolist()
+    numbers: list[list[int]] = (
+        row[:-2].round().astype(np.int64).reshape(-1, len(_QUANTITIES)).tolist()
+    )
+    nanoseconds = (times * 1e9).round().astype(np.int64).tolist()
     runs = tuple(
-        RunCost(
-            start=start,
-            forward=forward,
-            entry=entry,
-            saved=saved,
-            spike=spike,
-            back=back,
-            out_saved=min(out_saved, saved),
-            nanoseconds=nanoseconds,
-            fixed=is_fixed,
-        )
-        for (start, forward, entry, saved, spike, back, out_saved), nanoseconds, is_fixed in zip(
-            numbers, (times * 1e9).round().astype(np.int64).tolist(), fixed, strict=True
-        )
+        RunCost._make((*costs, time, is_fixed))
+        for costs, time, is_fixed in zip(numbers, nanoseconds, fixed, strict=True)
     )
     return Profile(size, runs, round(float(row[-2])), round(float(row[-1])))
 

@@ -7,6 +7,10 @@ from mimose.inputs import InputSize, Layout
 from mimose.observations import Pattern, StepObservation
 from mimose.timeline import Profile
 
+_ENOUGH = 12
+"""Observations after which sizes that cannot be predicted are no longer observed for their own
+sake, if a larger one tells enough."""
+
 
 class Knowledge:
     """Estimators by input layout and pattern of runs.
@@ -50,6 +54,16 @@ class Knowledge:
         """The profile at `size`, without born gradients; None where too little is known."""
         estimator = self._estimator_for(size)
         return None if estimator is None else estimator.predict(size)
+
+    def bound(self, size: InputSize) -> Profile | None:
+        """A profile that is no lower than that of `size`, if a larger one was seen."""
+        estimator = self._estimator_for(size)
+        return None if estimator is None else estimator.bound(size)
+
+    @property
+    def curious(self) -> bool:
+        """Whether a few more observations would make it ready."""
+        return not self.ready and self.version < _ENOUGH
 
     def pattern_for(self, size: InputSize) -> Pattern | None:
         """The runs that a step of this size is expected to have."""

@@ -28,6 +28,7 @@ class Observation:
     spike_bytes: int
     back_bytes: int
     out_saved_bytes: int
+    in_idle_bytes: int
     seconds: float
     fixed: bool
 
@@ -61,7 +62,8 @@ class StepObservation:
                 saved=run.saved_bytes,
                 spike=run.spike_bytes,
                 back=run.back_bytes,
-                out_saved=min(run.out_saved_bytes, run.saved_bytes),
+                out_saved=run.out_saved_bytes,
+                in_idle=run.in_idle_bytes,
                 nanoseconds=round(run.seconds * 1e9),
                 fixed=run.fixed,
             )

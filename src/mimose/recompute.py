@@ -46,10 +46,13 @@ class Listener:
     on the thread that runs it.
     """
 
-    def forward_ends(self, block: int, out_saved_bytes: int) -> None:
+    def forward_ends(
+        self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
+    ) -> None:
         """The forward of a block that will be recomputed is done.
 
-        `out_saved_bytes` of its output are among what it would have saved.
+        `out_saved_bytes` of its output are among what it would have saved. `idle_inputs` are those
+        of its inputs that it would not have saved: of the two, only a recompute needs them.
         """
 
     def before_recompute(self, block: int) -> None:
@@ -207,7 +210,7 @@ class Frame:
             out = self.function(*args, **kwargs)
         self.complete = True
         if self.listener is not None:
-            self.listener.forward_ends(self.block, self._bytes_shared_with(out))
+            self._tell_of_forward(self.listener, args, kwargs, out)
         if not cuda_was_up and self.ambient.generators and torch.cuda.is_initialized():
             raise RuntimeError(
                 f"{self._title}: PyTorch's device state was initialized in the forward pass of a "
@@ -284,6 +287,8 @@ class Frame:
             self._raise_changed(tensor)
         if run == _OUTSIDE:  # nobody will come for the others
             self.rebuilt = []
+        elif self.listener is not None:
+            _hold_until_used(tensor)
         return tensor
 
     def _raise_changed(self, tensor: torch.Tensor) -> NoReturn:
@@ -372,11 +377,14 @@ class Frame:
             )
         return tensor
 
-    def _bytes_shared_with(self, out: Any) -> int:
+    def _tell_of_forward(self, listener: Listener, args: Any, kwargs: Any, out: Any) -> None:
         saved = {s._cdata for ref in self.storages if (s := ref()) is not None}
         self.storages = []
         outputs = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in tensors_in(out))}
-        return sum(size for key, size in outputs.items() if key in saved)
+        shared = sum(size for key, size in outputs.items() if key in saved)
+        inputs = argument_tensors(args, kwargs)
+        idle = [t for t in inputs if t.untyped_storage()._cdata not in saved]
+        listener.forward_ends(self.block, shared, idle)
 
     def _describe_misfits(self) -> str:
         lines = [
@@ -501,6 +509,21 @@ def _unknown_task() -> int:
 
 _exec_group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lambda: None)
 _task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _unknown_task)
+
+
+_current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+
+
+def _hold_until_used(tensor: torch.Tensor) -> None:
+    """Keep a rebuilt tensor alive for as long as a kept one would be: to the end of its node.
+
+    While observing only. A node lets go of what it unpacked as it goes along; what was kept stays
+    until it is done, and a workspace that it takes in between then comes on top.
+    """
+    node = _current_node()
+    if node is not None:
+        box = [tensor]
+        node.register_hook(lambda *_: box.clear())
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

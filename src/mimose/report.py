@@ -214,6 +214,7 @@ def explain_plan(
         "gradient_bytes": sum(p.nbytes for p in model.parameters() if p.requires_grad),
     }
     profile, pattern = knowledge.predict(size), knowledge.pattern_for(size)
+    profile = profile or knowledge.bound(size)
     if profile is None or pattern is None or budget_bytes is None:
         return Explanation(**common)
     missing = sum(p.nbytes for p in model.parameters() if p.requires_grad and p.grad is None)

@@ -277,11 +277,16 @@ class Mimose:
     def _new_plan(
         self, setting: Setting, size: InputSize, pattern: Pattern, available: int, stale_bytes: int
     ) -> Plan | None:
+        born = self._knowledge.born_bytes(pattern, setting.missing_gradient_bytes())
         profile = self._knowledge.predict(size)
+        if profile is not None:
+            return self._planner.plan(profile.in_step(born, stale_bytes), available)
+        profile = self._knowledge.bound(size)
         if profile is None:
             return None
-        born = self._knowledge.born_bytes(pattern, setting.missing_gradient_bytes())
-        return self._planner.plan(profile.in_step(born, stale_bytes), available)
+        plan = self._planner.plan(profile.in_step(born, stale_bytes), available)
+        # A bound costs more recomputing than needed: better to observe, unless nothing is at stake.
+        return None if self._knowledge.curious and any(plan.recompute) else plan
 
     def _observed(self, setting: Setting, size: InputSize) -> ObservedStep:
         setting.meter.reset_peak()

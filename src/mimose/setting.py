@@ -25,7 +25,7 @@ class Setting:
         self.meter = meter_for(self.device)
         reading = self.meter.read()
         self.budget_bytes = _settled(budget, self.meter, reading, self.device)
-        self.reserve = Reserve(self.budget_bytes)
+        self.reserve = Reserve(self.budget_bytes, fragments=self.meter.fragments)
         self._grain = max(1, self.budget_bytes >> 10)
         self._peak_held, self._retries = reading.peak_held, reading.retries
         if enforce:

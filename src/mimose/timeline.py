@@ -7,26 +7,29 @@ kept by earlier runs:
     run k recomputed    K + F[k]                                           in its forward
                         K + entry[k] + max(spike[k], saved[k] + back[k])   in its backward
     run k kept          K + start[k] + spike[k]                            in its forward
-                        K + entry[k] + saved[k] + back[k]                  in its backward
-                        and K grows by saved[k] − out_saved[k]
+                        K + entry[k] − in_idle[k] + saved[k] + back[k]     in its backward
+                        and K grows by saved[k] − out_saved[k] − in_idle[k]
     at the end          K + head                                           after the blocks
 
 The peak is the largest of these. A run that keeps its output itself (a final ReLU) shares it with
-its successor's input, hence `out_saved`. Two things depend on the step rather than on the size:
-gradients that come into being in it (`born`), and outputs of the last step that are alive when the
-forward starts and gone in the backward (`stale`).
+its successor's input, hence `out_saved`. One that does not save its input (its first operator casts
+it, say) lets go of it when kept, while a recompute needs it, hence `in_idle`.
+
+Two things depend on the step rather than on the size: gradients that come into being in it
+(`born`), and outputs of the last step that are alive when the forward starts and gone in the
+backward (`stale`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from mimose.inputs import InputSize
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunCost:
+class RunCost(NamedTuple):
     """What one run of a block costs, in bytes above the step's start, and in nanoseconds."""
 
     start: int
@@ -43,6 +46,8 @@ class RunCost:
     """Peak of its backward above what is in use once its activations are there."""
     out_saved: int
     """Bytes of its own output that it saves itself."""
+    in_idle: int
+    """Bytes of its input that it does not save: held for a recompute alone."""
     nanoseconds: int
     """Time of its recompute."""
     fixed: bool = False
@@ -58,12 +63,12 @@ class RunCost:
     @property
     def need_kept(self) -> int:
         """Bytes above K while it runs, if it is kept."""
-        return max(self.start + self.spike, self.entry + self.saved + self.back)
+        return max(self.start + self.spike, self.entry - self.in_idle + self.saved + self.back)
 
     @property
     def growth(self) -> int:
         """What K grows by if it is kept."""
-        return self.saved - self.out_saved
+        return max(0, self.saved - self.out_saved - self.in_idle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,7 @@ class Profile:
         if not stale_bytes and not any(born_bytes):
             return self
         runs = tuple(
-            replace(run, entry=run.entry + born - stale_bytes)
+            run._replace(entry=run.entry + born - stale_bytes)
             for run, born in zip(self.runs, born_bytes, strict=True)
         )
         return Profile(self.size, runs, self.head_forward, self.head_backward - stale_bytes)
