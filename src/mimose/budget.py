@@ -117,14 +117,14 @@ class Reserve:
     """The part of the budget that plans leave free, learned while training.
 
     The allocator holds more than is in use: rounding, fragments between tensors of varying size,
-    workspaces. How much cannot be known in advance. The reserve starts at 1 % of the budget. When a
+    workspaces. How much cannot be known in advance. The reserve starts at 3 % of the budget. When a
     step near the limit makes the allocator take more from the device, what it then holds beyond
     what is in use is evidence; when it had to give cached memory back and try again, plans were too
     tight. Without such a sign over many steps near the limit the reserve shrinks again. It may grow
     to a quarter of the budget where the allocator leaves fragments, to 3 % where it does not.
     """
 
-    _FIRST, _LEAST = 0.01, 0.005
+    _FIRST, _LEAST = 0.03, 0.01
     _PATIENCE = 50
 
     def __init__(self, budget_bytes: int, *, fragments: bool) -> None:

@@ -29,7 +29,7 @@ _FAIR_ERROR = 0.02
 """The leave-one-out error of the peak, as a share of it, at which predictions are trusted."""
 _EXACT_ERROR = 0.001
 """The error, as a share of the peak, up to which a quantity counts as an exact polynomial."""
-_REACH = 0.10
+_REACH = 0.02
 """How far beyond the largest size seen predictions go, as a share of it."""
 _MOST_SIZES = 64
 
@@ -59,7 +59,7 @@ class Estimator:
     def learn(self, observation: StepObservation) -> None:
         """Take one more observation in; of a size seen before, the newer one counts."""
         self._seen.pop(observation.size, None)
-        self._seen[observation.size] = _with_shared_times(observation)
+        self._seen[observation.size] = with_shared_times(observation)
         if len(self._seen) > _MOST_SIZES:
             self._drop_one()
         self._fit = _Fit.of(list(self._seen.values()))
@@ -75,6 +75,10 @@ class Estimator:
         if seen is not None:
             return seen.profile()
         return self._fit.predict(size) if self._fit is not None and self.ready else None
+
+    def covers(self, size: InputSize) -> bool:
+        """Whether a size lies between those seen."""
+        return size in self._seen or (self._fit is not None and self._fit.covers(size))
 
     def bound(self, size: InputSize) -> Profile | None:
         """A profile that is no lower than that of `size`: memory grows with size."""
@@ -144,7 +148,7 @@ class _Fit:
         if point is None:
             return None
         high = self.points.max(0)
-        if np.any(point > high * (1 + _REACH)):
+        if (point > high * (1 + _REACH)).any():
             return None
         row = self.shape.features(point[None])[0] @ self.coefficients
         if self.kinked.any():
@@ -154,6 +158,10 @@ class _Fit:
             row = row * (1 + beyond * 0.5)
         row = np.maximum(row, 0)
         return self._profile(size, row)
+
+    def covers(self, size: InputSize) -> bool:
+        point = self.shape.covering_point(size)
+        return point is not None and bool((point <= self.points.max(0)).all())
 
     def _mind_kinks(self, point: _Floats, row: _Floats) -> _Floats:
         """What a kinked quantity is at most, as far as observations tell."""
@@ -249,7 +257,7 @@ class _Times:
         return self.base + self.slope * saved
 
 
-def _with_shared_times(observation: StepObservation) -> StepObservation:
+def with_shared_times(observation: StepObservation) -> StepObservation:
     """The same, with the median time for all runs that save the same: copies of one block."""
     groups: dict[int, list[int]] = {}
     for k, run in enumerate(observation.runs):

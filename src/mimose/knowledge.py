@@ -79,9 +79,17 @@ class Knowledge:
             return (missing_bytes,) * len(pattern)
         return tuple(min(born, missing_bytes) for born in known)
 
-    def fell_short(self, missing_bytes: int) -> None:
-        """A step peaked this much higher than predicted."""
-        self.margin = max(self.margin, missing_bytes)
+    def peaked(self, size: InputSize, above_predicted_bytes: int) -> None:
+        """A step peaked this much higher than predicted.
+
+        Within the range seen that is an error to allow for, for a while. Beyond it, it is one more
+        reason to observe such sizes, which happens anyway.
+        """
+        estimator = self._estimator_for(size)
+        if above_predicted_bytes > 0 and estimator is not None and estimator.covers(size):
+            self.margin = max(self.margin, above_predicted_bytes)
+        else:
+            self.margin = int(self.margin * 0.99)
 
     def _estimator_for(self, size: InputSize) -> Estimator | None:
         return self._preferred.get(size.layout)

@@ -27,7 +27,7 @@ from mimose.errors import ArgumentError, ConflictError, warn
 from mimose.inputs import InputSize, SizeFunction, input_size, measured_by
 from mimose.knowledge import Knowledge
 from mimose.memory import Reading
-from mimose.observations import Pattern, StepObservation
+from mimose.observations import StepObservation
 from mimose.plan import Plan, PlanCache
 from mimose.planners import Planner, planner_named
 from mimose.report import Explanation, Stats, explain_plan
@@ -264,7 +264,8 @@ class Mimose:
         key = (shared, available, missing, stale, self._knowledge.version)
         cached = self._cache.get(key)
         if cached is None:
-            plan = self._new_plan(setting, shared, pattern, available, stale)
+            born = self._knowledge.born_bytes(pattern, setting.missing_gradient_bytes(missing))
+            plan = self._new_plan(shared, available, born, stale)
             if plan is None:
                 return None
             cached = self._cache.put(key, plan, pattern)
@@ -275,9 +276,8 @@ class Mimose:
         return PlannedStep(size, cached.plan, cached.again, start, self._planned_step_over)
 
     def _new_plan(
-        self, setting: Setting, size: InputSize, pattern: Pattern, available: int, stale_bytes: int
+        self, size: InputSize, available: int, born: tuple[int, ...], stale_bytes: int
     ) -> Plan | None:
-        born = self._knowledge.born_bytes(pattern, setting.missing_gradient_bytes())
         profile = self._knowledge.predict(size)
         if profile is not None:
             return self._planner.plan(profile.in_step(born, stale_bytes), available)
@@ -304,8 +304,8 @@ class Mimose:
         real = step.real_peak(reading)
         self._stats.planned_step_over(step, reading, real)
         self._setting.learn_reserve(reading, real or step.predicted_peak)
-        if real is not None and real > step.predicted_peak:
-            self._knowledge.fell_short(real - step.predicted_peak)
+        if real is not None:
+            self._knowledge.peaked(step.size, real - step.predicted_peak)
 
     def _read_observations(self) -> None:
         """Learn from observed steps: at once, and again when the device can tell the times."""

@@ -20,16 +20,18 @@ class Setting:
     def __init__(self, model: nn.Module, budget: Budget, *, enforce: bool) -> None:
         self.device = _device_of(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self._sample = self.parameters[:: max(1, len(self.parameters) // 12)]
+        self._sample = self.parameters[:: max(1, len(self.parameters) // 3)]
+        self._gradient_bytes = sum(p.nbytes for p in self.parameters)
         self.clock = Clock(self.device)
         self.meter = meter_for(self.device)
         reading = self.meter.read()
         self.budget_bytes = _settled(budget, self.meter, reading, self.device)
         self.reserve = Reserve(self.budget_bytes, fragments=self.meter.fragments)
-        self._grain = max(1, self.budget_bytes >> 10)
+        self._grain = max(1, self.budget_bytes >> 13)
         self._peak_held, self._retries = reading.peak_held, reading.retries
         if enforce:
-            self.meter.limit(self.budget_bytes)
+            # The allocator's count of what it holds may run over its limit by a few pages.
+            self.meter.limit(self.budget_bytes - self.budget_bytes // 400)
 
     def close(self) -> None:
         """Lift the limit, stop counting."""
@@ -41,15 +43,18 @@ class Setting:
         return self.budget_bytes - self.reserve.bytes - reading.in_use
 
     def rounded(self, number_of_bytes: int) -> int:
-        """Down to a thousandth of the budget, so that steps that hardly differ share a plan."""
+        """Down to a multiple of 0.012 % of the budget, so that steps that hardly differ share."""
         return number_of_bytes // self._grain * self._grain
 
     def missing_gradients(self) -> tuple[bool, ...]:
         """Whether gradients exist, by a sample: enough to tell one kind of step from another."""
         return tuple([p.grad is None for p in self._sample])
 
-    def missing_gradient_bytes(self) -> int:
-        return sum(p.nbytes for p in self.parameters if p.grad is None)
+    def missing_gradient_bytes(self, missing: tuple[bool, ...]) -> int:
+        """The bytes of gradients that do not exist yet, where the sample says so."""
+        if all(missing):
+            return self._gradient_bytes
+        return sum(p.nbytes for p in self.parameters if p.grad is None) if any(missing) else 0
 
     def start_planned_step(self, reading: Reading) -> Reading:
         """The reading to measure the step's peak against."""

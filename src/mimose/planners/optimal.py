@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -98,7 +99,7 @@ def _limits(profile: Profile, available: int) -> tuple[list[int], list[int]]:
 
 def _last_below(kept: Any, limit: int) -> int:
     """The index of the cheapest prefix that keeps no more than `limit`; -1 if there is none."""
-    return int(np.searchsorted(kept, limit, side="right")) - 1
+    return bisect_right(kept, limit) - 1
 
 
 def _extend_few(
