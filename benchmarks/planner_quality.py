@@ -135,7 +135,7 @@ class Bench:
         """A planned step beside the plan that exact knowledge would have made of the same bytes."""
         budget, reserve = handle.budget_bytes, handle._setting.reserve.bytes
         available = budget - reserve - step.start.in_use
-        exact = truth.profile().in_step(truth.born_bytes, 0)
+        exact = truth.profile().in_step(truth.born_bytes, 0, handle._setting.gradient_bytes)
         best = Optimal().plan(exact, available)
         ours = step.plan
         return {
@@ -201,11 +201,12 @@ def main() -> None:
         plain = bench.plain_peaks()
         oracle = bench.exact_profiles()
         largest = oracle[max(oracle)]
-        needed = RecomputeAll().plan(largest.profile().in_step(largest.born_bytes, 0), 0)
-        results["tasks"][name] = task = {"lengths": bench.lengths, "runs": {}}
         model, _ = bench.fresh()
-        fixed = 3 * sum(p.nbytes for p in model.parameters())
+        parameters = sum(p.nbytes for p in model.parameters())
         del model, _
+        profile = largest.profile().in_step(largest.born_bytes, 0, parameters)
+        needed, fixed = RecomputeAll().plan(profile, 0), 3 * parameters
+        results["tasks"][name] = task = {"lengths": bench.lengths, "runs": {}}
         floor = int(1.05 * (needed.peak_bytes + fixed))
         for percent in options.tight:
             share = np.percentile([plain[n] for n in bench.lengths], 100 - percent)

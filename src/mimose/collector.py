@@ -74,6 +74,7 @@ class Ride(Listener):
         self._latest: _Seen | None = None
         self._head_forward = 0
         self._head_backward: int | None = None
+        self._tail: int | None = None
         self.peak = 0
         """The highest reading of the step."""
         self._spoiled = False
@@ -118,7 +119,7 @@ class Ride(Listener):
             self._stale_bytes = self._stale.died()
             self._head_backward = reading.peak - self._base + self._stale_bytes
         elif self._latest is not None:
-            self._latest.back = reading.peak - self._latest.after
+            self._latest.back = max(self._latest.back, reading.peak - self._latest.after)
         self._note_born()
         run.before = reading.in_use
         run.born = self._born
@@ -135,10 +136,20 @@ class Ride(Listener):
         run.spike = reading.peak - run.before
         self._latest = run
 
+    def backward_ends(self, block: int) -> None:
+        if block == 0 and self._latest is not None and self._tail is None:
+            self._latest.back = max(self._latest.back, self._read().peak - self._latest.after)
+            self._tail = 0
+
     def backward_over(self) -> None:
         """The step's backward is done."""
-        if self._latest is not None:
-            self._latest.back = self._read().peak - self._latest.after
+        reading = self._read()
+        if self._latest is None or self._base is None:
+            return
+        if self._tail is None:
+            self._latest.back = max(self._latest.back, reading.peak - self._latest.after)
+        self._note_born()
+        self._tail = reading.peak - self._base + self._stale_bytes - self._born
 
     def observation(self, size: InputSize) -> StepObservation | None:
         """What was seen; None if it does not count, since nothing was recomputed, say.
@@ -153,6 +164,7 @@ class Ride(Listener):
             runs=tuple(self._finished(run) for run in self._runs),
             head_forward_bytes=self._head_forward,
             head_backward_bytes=self._head_backward,
+            tail_bytes=self._tail or 0,
             gradients_born=self._born_in_step,
         )
 

@@ -25,6 +25,8 @@ from mimose.timeline import Profile, RunCost, peak
 _Floats = npt.NDArray[np.float64]
 
 _QUANTITIES = ("start", "forward", "entry", "saved", "spike", "back", "out_saved", "in_idle")
+_OF_STEP = 3
+"""How many quantities are of the step, not of a run: the head's two and the tail."""
 _FAIR_ERROR = 0.02
 """The leave-one-out error of the peak, as a share of it, at which predictions are trusted."""
 _EXACT_ERROR = 0.001
@@ -102,7 +104,7 @@ class _Fit:
     points: _Floats
     """The varying dimensions of each observation."""
     values: _Floats
-    """One row an observation, one column a quantity of a run; the head's two come last."""
+    """One row an observation, one column a quantity of a run; those of the step come last."""
     coefficients: _Floats
     kinked: npt.NDArray[np.bool_]
     error: float
@@ -181,7 +183,7 @@ class _Fit:
         return np.where(self.kinked, row * (1 + np.maximum(short.max(0), 0)), row)
 
     def _profile(self, size: InputSize, row: _Floats) -> Profile:
-        table = row[:-2].reshape(-1, len(_QUANTITIES))
+        table = row[:-_OF_STEP].reshape(-1, len(_QUANTITIES))
         times = self.times.at(table[:, _QUANTITIES.index("saved")])
         return _assemble(size, row, times, self.fixed)
 
@@ -286,7 +288,7 @@ def _row(o: StepObservation) -> list[int]:
             run.in_idle_bytes,
         )
     ]
-    return [*row, o.head_forward_bytes, o.head_backward_bytes]
+    return [*row, o.head_forward_bytes, o.head_backward_bytes, o.tail_bytes]
 
 
 def _leave_one_out(features: _Floats, values: _Floats, coefficients: _Floats) -> _Floats:
@@ -304,14 +306,14 @@ def _profile(size: InputSize, row: _Floats, like: StepObservation) -> Profile:
 
 def _assemble(size: InputSize, row: _Floats, times: _Floats, fixed: tuple[bool, ...]) -> Profile:
     numbers: list[list[int]] = (
-        row[:-2].round().astype(np.int64).reshape(-1, len(_QUANTITIES)).tolist()
+        row[:-_OF_STEP].round().astype(np.int64).reshape(-1, len(_QUANTITIES)).tolist()
     )
     nanoseconds = (times * 1e9).round().astype(np.int64).tolist()
     runs = tuple(
         RunCost._make((*costs, time, is_fixed))
         for costs, time, is_fixed in zip(numbers, nanoseconds, fixed, strict=True)
     )
-    return Profile(size, runs, round(float(row[-2])), round(float(row[-1])))
+    return Profile(size, runs, *row[-_OF_STEP:].round().astype(np.int64).tolist())
 
 
 def _peaks(profile: Profile) -> tuple[float, float]:

@@ -44,6 +44,8 @@ class StepObservation:
     """Peak after the last run and before the model's return."""
     head_backward_bytes: int
     """Peak from there to the first recompute, stale outputs gone."""
+    tail_bytes: int
+    """Peak after the first run's backward, stale outputs gone, without gradients born."""
     gradients_born: bool
     """Whether gradients came into being in this step, rather than being added to."""
 
@@ -69,4 +71,5 @@ class StepObservation:
             )
             for run in self.runs
         )
-        return Profile(self.size, runs, self.head_forward_bytes, self.head_backward_bytes)
+        head = self.head_forward_bytes, self.head_backward_bytes
+        return Profile(self.size, runs, *head, self.tail_bytes)

@@ -196,7 +196,7 @@ class Frame:
             self.held = Held(args, kwargs, tensors)
         self.shapes: list[torch.Size] = []
         self.dtypes: list[torch.dtype] = []
-        self.devices: list[torch.device] = []
+        self.devices: list[int] = []
         self.rebuilt: list[torch.Tensor | None] = []
         self.versions: list[int] = []
         self.storages: list[weakref.ref[Any]] = []
@@ -255,7 +255,7 @@ class Frame:
         def pack(tensor: torch.Tensor) -> int:
             shapes.append(tensor.shape)
             dtypes.append(tensor.dtype)
-            devices.append(tensor.device)
+            devices.append(tensor.get_device())
             return len(shapes) - 1
 
         def pack_and_look(tensor: torch.Tensor) -> int:
@@ -268,28 +268,34 @@ class Frame:
         return pack_and_look if self.keeping or self.listener is not None else pack
 
     def _unpack(self, index: int) -> torch.Tensor:
-        if self.keeping:
-            tensor = self.rebuilt[index]
-            assert tensor is not None
-            return tensor
         run = _exec_group()
         if run is None:
             run = _task_id()
         if run != self.run_id or run == _OUTSIDE:
+            if self.keeping:
+                return self._kept(index)
             self._recompute()
             self.run_id = run
         rebuilt = self.rebuilt
-        tensor = rebuilt[index] if index < len(rebuilt) else None
+        tensor = rebuilt[index]
         if tensor is None:
             return self._unpack_again(index)
         rebuilt[index] = None
         if tensor._version != self.versions[index]:
             self._raise_changed(tensor)
         if run == _OUTSIDE:  # nobody will come for the others
-            self.rebuilt = []
+            self._forget_rebuilt()
         elif self.listener is not None:
             _hold_until_used(tensor)
         return tensor
+
+    def _kept(self, index: int) -> torch.Tensor:
+        tensor = self.rebuilt[index]
+        assert tensor is not None
+        return tensor
+
+    def _forget_rebuilt(self) -> None:
+        self.rebuilt, self.run_id = [], None
 
     def _raise_changed(self, tensor: torch.Tensor) -> NoReturn:
         raise RuntimeError(
@@ -359,7 +365,7 @@ class Frame:
             if check and (
                 shapes[index] != tensor.shape
                 or dtypes[index] is not tensor.dtype
-                or devices[index] != tensor.device
+                or devices[index] != tensor.get_device()
             ):
                 self.misfits.append((index, tensor))
             if early_stop and index + 1 == owed:
@@ -390,7 +396,7 @@ class Frame:
         lines = [
             f"tensor at position {i}: saved "
             f"{_kind(self.shapes[i], self.dtypes[i], self.devices[i])}, "
-            f"recomputed {_kind(tensor.shape, tensor.dtype, tensor.device)}"
+            f"recomputed {_kind(tensor.shape, tensor.dtype, tensor.get_device())}"
             for i, tensor in self.misfits
         ]
         self.misfits = []
@@ -432,7 +438,7 @@ class _Watch(TorchDispatchMode):
         self.packed = index + 1
         if index < len(frame.shapes) and (
             (frame.shapes[index], frame.dtypes[index], frame.devices[index])
-            != (tensor.shape, tensor.dtype, tensor.device)
+            != (tensor.shape, tensor.dtype, tensor.get_device())
         ):
             frame.misfits.append((index, tensor))
         tensor = tensor.detach()
@@ -530,8 +536,9 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _kind(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> str:
-    return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {device}"
+def _kind(shape: torch.Size, dtype: torch.dtype, device: int) -> str:
+    where = "the CPU" if device < 0 else f"device {device}"
+    return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {where}"
 
 
 def _alike(a: Any, b: Any) -> bool:

@@ -6,14 +6,13 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
-
 from mimose.budget import text_of
 from mimose.inputs import InputSize
 from mimose.knowledge import Knowledge
 from mimose.memory import Reading
 from mimose.plan import Plan, PlanCache
 from mimose.planners import Planner, RecomputeAll
+from mimose.setting import Setting
 from mimose.steps import ObservedStep, PlannedStep, Step
 from mimose.timeline import Profile
 
@@ -135,12 +134,12 @@ class Explanation:
 
     size: InputSize
     blocks: tuple[str, ...]
-    budget_bytes: int | None
-    reserve_bytes: int
-    base_bytes: int
+    budget_bytes: int | None = None
+    reserve_bytes: int = 0
+    base_bytes: int = 0
     """In use when the first block starts: parameters, gradients, optimizer state, inputs."""
-    parameter_bytes: int
-    gradient_bytes: int
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
     profile: Profile | None = None
     plan: Plan | None = None
     peak_kept_bytes: int | None = None
@@ -159,12 +158,12 @@ class Explanation:
                 f"budget {text_of(self.budget_bytes)}, of which {text_of(self.reserve_bytes)} "
                 "in reserve"
             )
-        other = self.base_bytes - self.parameter_bytes
-        lines.append(
-            f"in use at the start: {text_of(self.base_bytes)} (parameters "
-            f"{text_of(self.parameter_bytes)}, the rest {text_of(max(0, other))}); gradients "
-            f"take {text_of(self.gradient_bytes)}"
-        )
+            other = max(0, self.base_bytes - self.parameter_bytes)
+            lines.append(
+                f"in use at the start: {text_of(self.base_bytes)} (parameters "
+                f"{text_of(self.parameter_bytes)}, optimizer state and other {text_of(other)}); "
+                f"gradients take {text_of(self.gradient_bytes)}"
+            )
         if self.profile is None or self.plan is None:
             lines.append("nothing is known of this size yet: every block will be recomputed")
             return "\n".join(lines)
@@ -198,28 +197,28 @@ def explain_plan(
     blocks: list[str],
     knowledge: Knowledge,
     planner: Planner,
-    budget_bytes: int | None,
-    reserve_bytes: int,
+    setting: Setting | None,
     base_bytes: int,
-    model: nn.Module,
 ) -> Explanation:
     """Put together what is known of a size."""
+    if setting is None:
+        return Explanation(size, tuple(blocks))
     common: dict[str, Any] = {
         "size": size,
         "blocks": tuple(blocks),
-        "budget_bytes": budget_bytes,
-        "reserve_bytes": reserve_bytes,
+        "budget_bytes": setting.budget_bytes,
+        "reserve_bytes": setting.reserve.bytes,
         "base_bytes": base_bytes,
-        "parameter_bytes": sum(p.nbytes for p in model.parameters()),
-        "gradient_bytes": sum(p.nbytes for p in model.parameters() if p.requires_grad),
+        "parameter_bytes": setting.parameter_bytes,
+        "gradient_bytes": setting.gradient_bytes,
     }
     profile, pattern = knowledge.predict(size), knowledge.pattern_for(size)
     profile = profile or knowledge.bound(size)
-    if profile is None or pattern is None or budget_bytes is None:
+    if profile is None or pattern is None:
         return Explanation(**common)
-    missing = sum(p.nbytes for p in model.parameters() if p.requires_grad and p.grad is None)
-    profile = profile.in_step(knowledge.born_bytes(pattern, missing), 0)
-    available = budget_bytes - reserve_bytes - knowledge.margin - base_bytes
+    missing = setting.missing_gradient_bytes(setting.missing_gradients())
+    profile = profile.in_step(knowledge.born_bytes(pattern, missing), 0, missing)
+    available = setting.budget_bytes - setting.reserve.bytes - knowledge.margin - base_bytes
     strictest = RecomputeAll().plan(profile, available)
     common["blocks"] = tuple(blocks[index] for index, _ in pattern)
     return Explanation(

@@ -112,7 +112,8 @@ class Mimose:
         self._collector = _COLLECTORS[collector]
         self._enforce = enforce
         self._measure = input_size
-        self._blocks = find_blocks(model, blocks=blocks, exclude=exclude)
+        found = find_blocks(model, blocks=blocks, exclude=exclude)
+        self._names = [block.name for block in found]
         self._knowledge = Knowledge()
         self._cache = PlanCache()
         self._stale = Stale()
@@ -128,7 +129,7 @@ class Mimose:
             log.info("MIMOSE_DISABLE is set: the model is left as it is")
             return
         _replace_former(model)
-        self._attachment = Attachment(model, self._blocks, self)
+        self._attachment = Attachment(model, found, self)
         self._root.take()
 
     # What people call
@@ -163,7 +164,7 @@ class Mimose:
     def __repr__(self) -> str:
         state = "attached" if self.attached else "detached"
         budget = text_of(self.budget_bytes) if self.budget_bytes else "a relative budget"
-        return f"<mimose on {len(self._blocks)} blocks, {budget}, {state}>"
+        return f"<mimose on {len(self._names)} blocks, {budget}, {state}>"
 
     def stats(self) -> Stats:
         """What has happened so far, as values that also read well when printed."""
@@ -183,13 +184,11 @@ class Mimose:
         self._read_observations()
         return explain_plan(
             size=self._size_of(args, kwargs),
-            blocks=[block.name for block in self._blocks],
+            blocks=self._names,
             knowledge=self._knowledge,
             planner=self._planner,
-            budget_bytes=self.budget_bytes,
-            reserve_bytes=self._setting.reserve.bytes if self._setting else 0,
+            setting=self._setting,
             base_bytes=self._stats.last_base_bytes,
-            model=self._root.module,
         )
 
     # What the blocks and the root ask
@@ -264,8 +263,9 @@ class Mimose:
         key = (shared, available, missing, stale, self._knowledge.version)
         cached = self._cache.get(key)
         if cached is None:
-            born = self._knowledge.born_bytes(pattern, setting.missing_gradient_bytes(missing))
-            plan = self._new_plan(shared, available, born, stale)
+            missing_bytes = setting.missing_gradient_bytes(missing)
+            born = self._knowledge.born_bytes(pattern, missing_bytes)
+            plan = self._new_plan(shared, available, (born, stale, missing_bytes))
             if plan is None:
                 return None
             cached = self._cache.put(key, plan, pattern)
@@ -276,15 +276,15 @@ class Mimose:
         return PlannedStep(size, cached.plan, cached.again, start, self._planned_step_over)
 
     def _new_plan(
-        self, size: InputSize, available: int, born: tuple[int, ...], stale_bytes: int
+        self, size: InputSize, available: int, in_step: tuple[tuple[int, ...], int, int]
     ) -> Plan | None:
         profile = self._knowledge.predict(size)
         if profile is not None:
-            return self._planner.plan(profile.in_step(born, stale_bytes), available)
+            return self._planner.plan(profile.in_step(*in_step), available)
         profile = self._knowledge.bound(size)
         if profile is None:
             return None
-        plan = self._planner.plan(profile.in_step(born, stale_bytes), available)
+        plan = self._planner.plan(profile.in_step(*in_step), available)
         # A bound costs more recomputing than needed: better to observe, unless nothing is at stake.
         return None if self._knowledge.curious and any(plan.recompute) else plan
 
@@ -332,7 +332,7 @@ class Mimose:
         assert self._setting is not None
         log.info(
             "mimose plans from now on: %d blocks, %d steps observed, budget %s, reserve %s",
-            len(self._blocks),
+            len(self._names),
             self._stats.observed_steps,
             text_of(self._setting.budget_bytes),
             text_of(self._setting.reserve.bytes),

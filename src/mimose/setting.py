@@ -21,7 +21,8 @@ class Setting:
         self.device = _device_of(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._sample = self.parameters[:: max(1, len(self.parameters) // 3)]
-        self._gradient_bytes = sum(p.nbytes for p in self.parameters)
+        self.parameter_bytes = sum(p.nbytes for p in model.parameters())
+        self.gradient_bytes = sum(p.nbytes for p in self.parameters)
         self.clock = Clock(self.device)
         self.meter = meter_for(self.device)
         reading = self.meter.read()
@@ -34,9 +35,10 @@ class Setting:
             self.meter.limit(self.budget_bytes - self.budget_bytes // 400)
 
     def close(self) -> None:
-        """Lift the limit, stop counting."""
+        """Lift the limit, stop counting, hold on to nothing."""
         self.meter.limit(None)
         self.meter.close()
+        self.parameters, self._sample = [], []
 
     def available(self, reading: Reading) -> int:
         """Bytes that a step may rise above its start."""
@@ -53,7 +55,7 @@ class Setting:
     def missing_gradient_bytes(self, missing: tuple[bool, ...]) -> int:
         """The bytes of gradients that do not exist yet, where the sample says so."""
         if all(missing):
-            return self._gradient_bytes
+            return self.gradient_bytes
         return sum(p.nbytes for p in self.parameters if p.grad is None) if any(missing) else 0
 
     def start_planned_step(self, reading: Reading) -> Reading:

@@ -9,7 +9,8 @@ kept by earlier runs:
     run k kept          K + start[k] + spike[k]                            in its forward
                         K + entry[k] − in_idle[k] + saved[k] + back[k]     in its backward
                         and K grows by saved[k] − out_saved[k] − in_idle[k]
-    at the end          K + head                                           after the blocks
+    after the forwards  K + head
+    after the backwards tail
 
 The peak is the largest of these. A run that keeps its output itself (a final ReLU) shares it with
 its successor's input, hence `out_saved`. One that does not save its input (its first operator casts
@@ -81,20 +82,28 @@ class Profile:
     """Peak after the last run's forward and before the model's return."""
     head_backward: int
     """Peak from there to the first recompute."""
+    tail: int = 0
+    """Peak after the first run's backward: embeddings. Nothing of the blocks is left by then."""
 
     @property
     def head(self) -> int:
         return max(self.head_forward, self.head_backward)
 
-    def in_step(self, born_bytes: Sequence[int], stale_bytes: int) -> Profile:
-        """The same, in a step in which these gradients are born and these outputs are stale."""
-        if not stale_bytes and not any(born_bytes):
+    def in_step(
+        self, born_bytes: Sequence[int], stale_bytes: int, missing_bytes: int = 0
+    ) -> Profile:
+        """The same, in a step in which these gradients are born and these outputs are stale.
+
+        `born_bytes` are there before each run's recompute, `missing_bytes` by the end of all.
+        """
+        if not stale_bytes and not missing_bytes and not any(born_bytes):
             return self
         runs = tuple(
             run._replace(entry=run.entry + born - stale_bytes)
             for run, born in zip(self.runs, born_bytes, strict=True)
         )
-        return Profile(self.size, runs, self.head_forward, self.head_backward - stale_bytes)
+        head, tail = self.head_backward - stale_bytes, self.tail + missing_bytes - stale_bytes
+        return Profile(self.size, runs, self.head_forward, head, tail)
 
 
 def peak(profile: Profile, recompute: Sequence[bool]) -> int:
@@ -107,7 +116,7 @@ def peak(profile: Profile, recompute: Sequence[bool]) -> int:
         else:
             highest = max(highest, kept + run.need_kept)
             kept += run.growth
-    return max(highest, kept + profile.head)
+    return max(highest, kept + profile.head, profile.tail)
 
 
 def recompute_nanoseconds(profile: Profile, recompute: Sequence[bool]) -> int:

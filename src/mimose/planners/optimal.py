@@ -61,6 +61,8 @@ class _Front:
 
 
 def _cheapest(profile: Profile, available: int) -> tuple[bool, ...] | None:
+    if profile.tail > available:
+        return None
     runs = profile.runs
     can_finish, can_keep_all = _limits(profile, available)
     fronts = [_Front([0], [0], [0], [False])]

@@ -1,0 +1,126 @@
+"""Markdown tables of the results under `benchmarks/results/`.
+
+python benchmarks/tables.py benchmarks/results/*.json > benchmarks/results/README.md
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def where(result: dict[str, Any]) -> str:
+    return (
+        f"{result['machine']}, torch {result['torch']}, transformers {result['transformers']}, "
+        f"Python {result['python']}, commit {result['commit']}, {result['date']}"
+    )
+
+
+def span(spread: dict[str, float], scale: float = 1.0, digits: int = 1) -> str:
+    """Median, with the quartiles in brackets."""
+    low, middle, high = (spread[name] * scale for name in ("q1", "median", "q3"))
+    return f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
+
+
+def recompute_cost(result: dict[str, Any]) -> Iterator[str]:
+    yield "## Every block recomputed: what it adds to plain training\n"
+    yield f"{where(result)}. Milliseconds a step, medians with quartiles; the three take turns.\n"
+    rows = []
+    for name, case in result["cases"].items():
+        seconds, added = case["seconds"], case["added_seconds"]
+        rows.append(
+            [
+                name,
+                *(span(seconds[way], 1e3) for way in ("plain", "torch", "mimose")),
+                *(span(added[way], 1e3) for way in ("torch", "mimose")),
+                f"{case['added_ratio']:.3f}",
+                span(case["added_ratio_by_round"], digits=2),
+            ]
+        )
+    header = ["case", "plain", "torch", "mimose", "torch adds", "mimose adds", "ratio of medians"]
+    yield table([*header, "ratio by round"], rows) + "\n"
+    kept = result["kept_block"]["microseconds"]
+    yield f"A kept block's call costs {span(kept, digits=2)} µs more than an unattached one's.\n"
+
+
+def planner_quality(result: dict[str, Any]) -> Iterator[str]:
+    kind = ", bf16 autocast" if result["autocast"] else ""
+    yield f"## Plans on real lengths under a hard cap{kind}\n"
+    yield f"{where(result)}. {result['steps']} steps each, `enforce=True`, expandable segments.\n"
+    rows = []
+    for task, runs in result["tasks"].items():
+        for run in runs["runs"].values():
+            s = run["summary"]
+            rows.append(
+                [
+                    task,
+                    f"{run['tight']} %" + (" (floor)" if run["at_floor"] else ""),
+                    f"{run['budget'] / 2**30:.2f}",
+                    str(s["out_of_memory"]),
+                    f"{s['held_over_budget']:.4f}",
+                    str(s["observed_steps"]),
+                    f"{s['could_keep_more']:.1%}",
+                    f"{s['recompute_over_oracle']:.3f}",
+                    f"{s['reserve_share']:.1%}",
+                    f"{s['worst_under']:.3%}",
+                    f"{s['mean_over']:.2%}",
+                    span(s["cached_plan_us"], digits=0) if s["cached_plan_us"] else "–",
+                    span(s["new_plan_us"], digits=0) if s["new_plan_us"] else "–",
+                ]
+            )
+    header = [
+        "task",
+        "plain exceeds it on",
+        "budget, GiB",
+        "out of memory",
+        "most held / budget",
+        "steps observed",
+        "steps that could keep one more",
+        "recompute time / oracle's",
+        "reserve",
+        "peak under-predicted, worst",
+        "over-predicted, mean",
+        "cached plan in a step, µs",
+        "new plan in a step, µs",
+    ]
+    yield table(header, rows) + "\n"
+
+
+def planning_cost(result: dict[str, Any]) -> Iterator[str]:
+    yield "## A decision, called again and again\n"
+    yield f"{where(result)}. Microseconds, medians with quartiles.\n"
+    session, different = result["session"], result["different_blocks"]
+    rows = [
+        ["reading memory in use", span(session["reading_us"])],
+        ["a plan from the cache, 12 blocks", span(session["cached_plan_us"])],
+        ["a new plan, estimate included, 12 blocks", span(session["new_plan_us"])],
+        ["an exact plan for 96 different blocks", span(different["exact_plan_us"], digits=0)],
+        ["the slowest of these", f"{different['slowest_us']:.0f}"],
+    ]
+    yield table(["", "µs"], rows) + "\n"
+
+
+WRITERS = {
+    "recompute_cost": recompute_cost,
+    "planner_quality": planner_quality,
+    "planning_cost": planning_cost,
+}
+
+
+def main() -> None:
+    print("# Results\n\nMade by `benchmarks/tables.py` from the JSON files beside this page.\n")
+    for name in sorted(sys.argv[1:]):
+        result = json.loads(Path(name).read_text())
+        print("\n".join(WRITERS[result["benchmark"]](result)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The session on a CUDA device: exact losses, no synchronisation, the budget as a hard limit."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+import models
+from mimose.steps import PlannedStep
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def trained(steps: int, **options) -> tuple[list[float], mimose.Mimose | None]:
+    """Losses of a run on batches of varying length, plain or under mimose."""
+    torch.manual_seed(0)
+    draw = random.Random(0)
+    model = models.Encoder(layers=4, width=64).cuda().train()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    handle = mimose.auto_checkpoint(model, **options) if options else None
+    losses = []
+    for step in range(steps):
+        torch.manual_seed(step)
+        tokens = torch.randint(0, 50, (8, draw.randint(16, 200)), device="cuda")
+        loss = model(tokens).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    if handle is not None:
+        handle.detach()
+    return losses, handle
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("planner", ["optimal", "greedy", "static", "keep_all", "recompute_all"])
+def test_losses_of_300_steps_are_those_of_plain_training(planner: str) -> None:
+    base = torch.cuda.memory_allocated()
+    plain, _ = trained(300)
+    ours, handle = trained(300, memory_budget=base + 90 * 2**20, planner=planner)
+    assert ours == plain
+    assert handle is not None
+    assert handle.stats().planned_steps > 280
+
+
+def test_planned_step_does_not_synchronise() -> None:
+    model = models.Encoder(layers=4, width=64).cuda().train()
+    handle = mimose.auto_checkpoint(model, "4GiB")
+    batches = [torch.randint(0, 50, (8, n), device="cuda") for n in (120, 40, 60, 80, 100, 120)]
+    for tokens in [*batches, *batches]:
+        model(tokens).pow(2).mean().backward()
+        torch.cuda.synchronize()
+        model.zero_grad()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for tokens in [torch.zeros(8, 77, dtype=torch.long, device="cuda"), *batches]:
+            model(tokens).pow(2).mean().backward()
+            assert isinstance(handle._step, PlannedStep)
+            model.zero_grad()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        handle.detach()
+
+
+def test_enforced_budget_limits_what_the_allocator_holds() -> None:
+    torch.cuda.empty_cache()
+    budget = torch.cuda.memory_reserved() + 400 * 2**20
+    model = nn.Sequential(*(models.Encoder(layers=1, width=64).encoder for _ in range(8))).cuda()
+    model.train()
+    torch.cuda.reset_peak_memory_stats()
+    handle = mimose.auto_checkpoint(model, budget, enforce=True)
+    for length in (300, 120, 200, 250, 330, 220, 310, 340):
+        model(torch.rand(16, length, 64, device="cuda")).pow(2).mean().backward()
+        model.zero_grad()
+        assert torch.cuda.memory_reserved() <= budget
+    handle.detach()
+    assert handle.stats().peak_held_bytes <= budget
+
+
+def test_planned_steps_leave_the_users_peak_readings_alone() -> None:
+    model = models.Encoder(layers=4, width=64).cuda().train()
+    handle = mimose.auto_checkpoint(model, "4GiB")
+    tokens = torch.zeros(8, 64, dtype=torch.long, device="cuda")
+    for _ in range(3):
+        model(tokens).pow(2).mean().backward()
+        model.zero_grad()
+    ballast = torch.empty(300 * 2**20, dtype=torch.uint8, device="cuda")
+    high = torch.cuda.max_memory_allocated()
+    del ballast
+    for _ in range(3):
+        model(tokens).pow(2).mean().backward()
+        model.zero_grad()
+    assert torch.cuda.max_memory_allocated() >= high
+    handle.detach()
+    assert handle.stats().peak_bytes >= high

@@ -1,0 +1,184 @@
+"""A batch's size is read from the shapes of its tensors, wherever they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chains import steady
+from mimose.errors import ArgumentError
+from mimose.inputs import InputSize, input_size, measured_by
+
+
+def tensor(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, device="meta")
+
+
+def size(*dims: int, name: str = "0") -> InputSize:
+    return InputSize(((name, len(dims)),), dims)
+
+
+dims = st.lists(st.integers(0, 1 << 22), min_size=1, max_size=4).map(tuple)
+pairs = st.integers(1, 4).flatmap(
+    lambda n: st.tuples(*[st.lists(st.integers(0, 20), min_size=n, max_size=n).map(tuple)] * 2)
+)
+
+
+def test_size_of_positional_and_keyword_tensors() -> None:
+    found = input_size((tensor(8, 128),), {"mask": tensor(8, 1, 128, 128)})
+    assert found == InputSize((("0", 2), ("mask", 4)), (8, 128, 8, 1, 128, 128))
+
+
+def test_size_of_nested_tensors() -> None:
+    found = input_size(
+        ([tensor(8, 3), (tensor(8),)],), {"batch": {"ids": tensor(8, 5), "more": [tensor(2)]}}
+    )
+    assert found == InputSize(
+        (("0.0", 2), ("0.1.0", 1), ("batch.ids", 2), ("batch.more.0", 1)), (8, 3, 8, 8, 5, 2)
+    )
+
+
+def test_what_is_no_tensor_has_no_size() -> None:
+    found = input_size((tensor(8, 3), None, 7, "text"), {"flag": True, "scale": 0.5})
+    assert found == size(8, 3)
+
+
+def test_scalar_tensor_has_a_place_and_no_dimensions() -> None:
+    assert input_size((tensor(), tensor(8)), {}) == InputSize((("0", 0), ("1", 1)), (8,))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((), {"ids": tensor(8, 3)}), ((tensor(8, 3, 1),), {}), ((None, tensor(8, 3)), {})],
+    ids=["by keyword", "more dimensions", "another place"],
+)
+def test_layout_tells_forwards_apart_that_are_called_otherwise(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    assert input_size(args, kwargs).layout != input_size((tensor(8, 3),), {}).layout
+
+
+def test_layout_does_not_depend_on_the_dimensions() -> None:
+    a, b = (input_size((tensor(*shape),), {"mask": tensor(*shape)}) for shape in ((8, 3), (4, 5)))
+    assert a.layout == b.layout
+    assert a != b
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1, [None]), {"a": {"b": "c"}})])
+def test_forward_without_tensors_is_told_the_remedy(args: Any, kwargs: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"no tensors.*input_size=lambda"):
+        input_size(args, kwargs)
+
+
+# Text
+
+
+def test_text_shows_each_shape_once() -> None:
+    found = input_size((tensor(32, 128), tensor(32, 128), tensor(32, 64)), {})
+    assert str(found) == "32×128, 32×64"
+
+
+def test_text_leaves_vectors_out_beside_matrices() -> None:
+    assert str(input_size((tensor(32, 128), tensor(32)), {})) == "32×128"
+
+
+def test_text_of_vectors_alone_shows_their_dimensions() -> None:
+    assert str(size(32)) == "32"
+
+
+def test_text_shows_three_shapes_at_most() -> None:
+    found = input_size(tuple(tensor(8, n) for n in range(5)), {})
+    assert str(found) == "8×0, 8×1, 8×2"
+
+
+# Order
+
+
+def test_size_is_below_another_if_no_dimension_is_larger() -> None:
+    assert size(8, 128) <= size(8, 128)
+    assert size(4, 128) <= size(8, 130)
+    assert not size(4, 131) <= size(8, 130)
+
+
+def test_sizes_of_different_layouts_are_never_in_order() -> None:
+    assert not size(1, 1) <= size(8, 8, name="ids")
+    assert not size(1) <= size(8, 8)
+
+
+@steady
+@given(pairs)
+def test_joined_is_the_smallest_that_covers_both(both: tuple[Any, Any]) -> None:
+    a, b = size(*both[0]), size(*both[1])
+    joined = a.joined(b)
+    assert a <= joined
+    assert b <= joined
+    assert all(d in either for d, either in zip(joined.dims, zip(*both, strict=True), strict=True))
+
+
+# Rounding
+
+
+@steady
+@given(dims)
+def test_rounded_up_is_never_smaller_and_hardly_larger(exact: tuple[int, ...]) -> None:
+    rounded = size(*exact).rounded_up()
+    assert size(*exact) <= rounded
+    assert all(r <= 1.004 * d for d, r in zip(exact, rounded.dims, strict=True))
+
+
+@steady
+@given(dims)
+def test_dimensions_below_512_are_not_rounded(exact: tuple[int, ...]) -> None:
+    rounded = size(*exact).rounded_up()
+    assert all(r == d for d, r in zip(exact, rounded.dims, strict=True) if d < 512)
+
+
+@steady
+@given(dims)
+def test_rounding_twice_changes_nothing_more(exact: tuple[int, ...]) -> None:
+    rounded = size(*exact).rounded_up()
+    assert rounded.rounded_up() == rounded
+
+
+@pytest.mark.parametrize(("exact", "shared"), [(513, 514), (1023, 1024), (1025, 1028), (4001, 4008)])
+def test_similar_sizes_share_a_plan(exact: int, shared: int) -> None:
+    assert size(8, exact).rounded_up() == size(8, shared)
+
+
+# A user's own measure
+
+
+@pytest.mark.parametrize(
+    ("measure", "numbers"), [(7, (7,)), (0, (0,)), ((8, 128), (8, 128)), ([3], (3,))]
+)
+def test_measure_of_ones_own_is_one_number_or_several(measure: Any, numbers: Any) -> None:
+    found = measured_by(lambda: measure, (), {})
+    assert found == InputSize((("input_size", len(numbers)),), numbers)
+
+
+def test_measure_of_ones_own_gets_the_arguments_of_the_forward() -> None:
+    found = measured_by(lambda ids, *, mask: (*ids.shape, len(mask)), (tensor(8, 3),), {"mask": "ab"})
+    assert found.dims == (8, 3, 2)
+
+
+@pytest.mark.parametrize("measure", [(), (8, -1), -1, (8, 1.5), 1.5, None, "8", (8, None)])
+def test_measure_that_is_no_whole_number_is_told_so(measure: Any) -> None:
+    with pytest.raises(ArgumentError) as error:
+        measured_by(lambda: measure, (), {})
+    assert f"input_size= returned {measure!r}" in str(error.value)
+    assert "lambda input_ids" in str(error.value)
+
+
+def test_error_in_ones_own_measure_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        measured_by(lambda: 1 // 0, (), {})
+
+
+def test_size_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        size(8, 3).dims = (9, 3)  # type: ignore[misc]

@@ -1,0 +1,101 @@
+"""Plans are counted by their profile, and handed out again until others push them out."""
+
+from __future__ import annotations
+
+import pytest
+
+from chains import chain, run
+from mimose.plan import CachedPlan, Plan, PlanCache
+
+PATTERN = ((0, 0), (1, 0), (0, 1))
+
+
+def plan_of(*recompute: bool) -> Plan:
+    return Plan(recompute, peak_bytes=0, recompute_seconds=0.0, fits=True)
+
+
+def filled(*keys: str, capacity: int = 1024) -> PlanCache:
+    cache = PlanCache(capacity)
+    for key in keys:
+        cache.put(key, plan_of(False), ((0, 0),))
+    return cache
+
+
+def keys_in(cache: PlanCache, *keys: str) -> list[str]:
+    return [key for key in keys if cache.get(key) is not None]
+
+
+def test_plan_is_priced_by_its_profile() -> None:
+    profile = chain(
+        run(saved=100, nanoseconds=2_000), run(saved=50, nanoseconds=3_000), head_forward=40
+    )
+    plan = Plan.of(profile, (True, False), available_bytes=100)
+    assert plan == Plan((True, False), peak_bytes=100, recompute_seconds=2e-6, fits=True)
+
+
+def test_plan_fits_up_to_the_last_byte() -> None:
+    profile = chain(run(saved=100))
+    assert Plan.of(profile, (False,), available_bytes=100).fits
+    assert not Plan.of(profile, (False,), available_bytes=99).fits
+
+
+def test_plan_counts_and_shows_what_it_keeps() -> None:
+    plan = plan_of(True, False, True, False, False)
+    assert plan.kept == 3
+    assert str(plan) == "rKrKK"
+
+
+def test_plan_of_nothing_keeps_nothing() -> None:
+    assert plan_of().kept == 0
+    assert str(plan_of()) == ""
+
+
+def test_plan_that_was_put_is_got_again() -> None:
+    cache = PlanCache()
+    put = cache.put("key", plan_of(True, False, True), PATTERN)
+    assert cache.get("key") is put
+    assert put == CachedPlan(
+        plan_of(True, False, True), {(0, 0): True, (1, 0): False, (0, 1): True}
+    )
+
+
+def test_plan_for_another_pattern_is_refused() -> None:
+    with pytest.raises(ValueError):
+        PlanCache().put("key", plan_of(True), PATTERN)
+
+
+def test_hits_and_misses_are_counted() -> None:
+    cache = filled("a")
+    for key in ("a", "b", "a"):
+        cache.get(key)
+    assert (cache.hits, cache.misses) == (2, 1)
+
+
+def test_newer_plan_replaces_the_older() -> None:
+    cache = filled("a")
+    newer = cache.put("a", plan_of(True), ((0, 0),))
+    assert cache.get("a") is newer
+    assert len(cache) == 1
+
+
+def test_cache_never_outgrows_its_capacity() -> None:
+    cache = filled(*"abcdefgh", capacity=3)
+    assert len(cache) == 3
+    assert keys_in(cache, *"abcdefgh") == ["f", "g", "h"]
+
+
+def test_the_plan_not_asked_for_the_longest_goes_first() -> None:
+    cache = filled("a", "b", "c", capacity=3)
+    cache.get("a")
+    cache.put("d", plan_of(False), ((0, 0),))
+    assert keys_in(cache, "a", "b", "c", "d") == ["a", "c", "d"]
+
+
+def test_clearing_forgets_plans_and_keeps_counts() -> None:
+    cache = filled("a", "b")
+    cache.get("a")
+    cache.get("z")
+    cache.clear()
+    assert len(cache) == 0
+    assert (cache.hits, cache.misses) == (1, 1)
+    assert cache.get("a") is None

@@ -1,0 +1,354 @@
+"""Planners are pure functions of a profile and a budget; the default one is exact."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import chains
+from chains import chain, run, steady
+from mimose.errors import ArgumentError
+from mimose.planners import Greedy, KeepAll, Optimal, Planner, RecomputeAll, Static, planner_named
+from mimose.timeline import Profile, RunCost, peak, recompute_nanoseconds
+
+Choices = tuple[bool, ...]
+
+
+def all_plans(profile: Profile) -> list[tuple[int, int, Choices]]:
+    """Peak, nanoseconds and choices of every plan there is."""
+    options = [(False,) if r.fixed else (False, True) for r in profile.runs]
+    return [
+        (peak(profile, plan), recompute_nanoseconds(profile, plan), plan)
+        for plan in itertools.product(*options)
+    ]
+
+
+def least_time(profile: Profile, available: int) -> int | None:
+    """By brute force; None if nothing fits."""
+    times = (time for highest, time, _ in all_plans(profile) if highest <= available)
+    return min(times, default=None)
+
+
+def time_of(profile: Profile, planner: Planner, available: int) -> int:
+    return recompute_nanoseconds(profile, planner.plan(profile, available).recompute)
+
+
+def some_budget(draw: st.DrawFn, profile: Profile) -> int:
+    """What some plan needs, to the byte, or a byte less."""
+    n = len(profile.runs)
+    plan = draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    return peak(profile, plan) - draw(st.integers(0, 1))
+
+
+@st.composite
+def tasks(draw: st.DrawFn, profiles: st.SearchStrategy[Profile]) -> tuple[Profile, int]:
+    profile = draw(profiles)
+    return profile, some_budget(draw, profile)
+
+
+def assert_optimal(profile: Profile, available: int) -> None:
+    plan = Optimal().plan(profile, available)
+    best = least_time(profile, available)
+    assert plan.fits == (best is not None)
+    if best is not None:
+        assert recompute_nanoseconds(profile, plan.recompute) == best
+
+
+# Optimal
+
+
+@settings(steady, max_examples=250)
+@given(tasks(chains.chains))
+def test_optimal_equals_brute_force(task: tuple[Profile, int]) -> None:
+    assert_optimal(*task)
+
+
+@settings(steady, max_examples=8)
+@given(tasks(chains.realistic_chains(14).filter(lambda p: len(p.runs) >= 13)))
+def test_optimal_equals_brute_force_on_long_chains(task: tuple[Profile, int]) -> None:
+    assert_optimal(*task)
+
+
+@steady
+@given(chains.chains)
+def test_optimal_meets_every_budget_that_some_plan_meets(profile: Profile) -> None:
+    for available in {highest for highest, _, _ in all_plans(profile)}:
+        assert Optimal().plan(profile, available).fits
+
+
+@steady
+@given(tasks(chains.realistic_chains(30)))
+def test_optimal_costs_no_more_than_any_other_plan_that_fits(task: tuple[Profile, int]) -> None:
+    profile, available = task
+    optimal = time_of(profile, Optimal(), available)
+    for other in (KeepAll(), RecomputeAll(), Greedy(), Static(), Static(Greedy())):
+        plan = other.plan(profile, available)
+        assert not plan.fits or optimal <= recompute_nanoseconds(profile, plan.recompute)
+
+
+@steady
+@given(tasks(chains.chains_of_kinds(1)))
+def test_earlier_block_is_recomputed_first_among_equals(task: tuple[Profile, int]) -> None:
+    plan = Optimal().plan(*task)
+    assert str(plan).lstrip("r").strip("K") == ""
+
+
+@settings(steady, max_examples=250)
+@given(tasks(chains.chains_of_kinds(2, 9)))
+def test_earlier_block_is_recomputed_first_among_those_of_its_kind(
+    task: tuple[Profile, int],
+) -> None:
+    profile, available = task
+    plan = Optimal().plan(profile, available)
+    kinds = [r._replace(start=0, forward=0, entry=0) for r in profile.runs]
+    for kind in set(kinds):
+        of_kind = [again for k, again in zip(kinds, plan.recompute, strict=True) if k == kind]
+        assert of_kind == sorted(of_kind, reverse=True)
+
+
+@steady
+@given(tasks(chains.chains))
+def test_fixed_runs_are_never_recomputed(task: tuple[Profile, int]) -> None:
+    profile, available = task
+    for planner in (Optimal(), Greedy(), Static(), RecomputeAll(), KeepAll()):
+        plan = planner.plan(profile, available)
+        assert not any(
+            again and r.fixed for r, again in zip(profile.runs, plan.recompute, strict=True)
+        )
+
+
+@steady
+@given(chains.chains)
+def test_everything_is_recomputed_if_nothing_fits(profile: Profile) -> None:
+    available = min(highest for highest, _, _ in all_plans(profile)) - 1
+    plan = Optimal().plan(profile, available)
+    assert not plan.fits
+    assert plan.recompute == tuple(not r.fixed for r in profile.runs)
+
+
+@steady
+@given(chains.realistic_chains(30), st.data())
+def test_more_bytes_never_cost_more_time(profile: Profile, data: st.DataObject) -> None:
+    budgets = sorted(some_budget(data.draw, profile) for _ in range(4))
+    times = [time_of(profile, Optimal(), available) for available in budgets]
+    assert times == sorted(times, reverse=True)
+
+
+@steady
+@given(chains.realistic_chains(30))
+def test_everything_is_kept_where_that_fits(profile: Profile) -> None:
+    plan = Optimal().plan(profile, peak(profile, [False] * len(profile.runs)))
+    assert plan.fits
+    assert not any(plan.recompute)
+
+
+def different_blocks(seed: int, count: int = 96, most: int = 200) -> Profile:
+    draw = random.Random(seed)
+    runs, level = [], 0
+    for _ in range(count):
+        saved = draw.randint(most // 4, most)
+        runs.append(
+            RunCost(
+                start=level,
+                forward=level + draw.randint(0, most),
+                entry=level + draw.randint(0, 5),
+                saved=saved,
+                spike=saved + draw.randint(0, most // 4),
+                back=draw.randint(0, most // 2),
+                out_saved=draw.choice([0, 0, draw.randint(0, most // 8)]),
+                in_idle=draw.choice([0, 0, draw.randint(0, 4)]),
+                nanoseconds=round(saved * draw.uniform(500, 2000)),
+            )
+        )
+        level += draw.randint(0, 4)
+    return chain(*runs, head_forward=level + most, head_backward=level + draw.randint(0, 4 * most))
+
+
+def exact_time(profile: Profile, available: int) -> float:
+    """The least time by a table over every number of kept bytes: slow, simple, exact."""
+    kept = np.arange(available + 1)
+    time = np.full(available + 1, np.inf)
+    time[0] = 0
+    for r in profile.runs:
+        again = np.where(kept + r.need_recomputed <= available, time + r.nanoseconds, np.inf)
+        keep = np.where(kept + r.need_kept <= available, time, np.inf)
+        after = again
+        after[r.growth :] = np.minimum(again[r.growth :], keep[: len(keep) - r.growth])
+        time = after
+    return float(time[kept + profile.head <= available].min(initial=np.inf))
+
+
+def budgets_between(profile: Profile, shares: tuple[float, ...]) -> list[int]:
+    n = len(profile.runs)
+    low, high = peak(profile, [True] * n), peak(profile, [False] * n)
+    return [int(low + share * (high - low)) for share in shares]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_plan_for_96_different_blocks_is_exact(seed: int) -> None:
+    profile = different_blocks(seed, most=40)
+    for available in budgets_between(profile, (0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)):
+        assert time_of(profile, Optimal(), available) == exact_time(profile, available)
+
+
+def blocks_of_one_pace(seed: int) -> Profile:
+    """Blocks that all differ and cost time by their bytes: no prefix beats another."""
+    draw = random.Random(seed)
+    runs = different_blocks(seed, most=3000).runs
+    times = [round(r.growth * draw.uniform(1000, 1010)) for r in runs]
+    return chain(*(r._replace(nanoseconds=t) for r, t in zip(runs, times)), head_forward=6000)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_plan_for_96_blocks_of_one_pace_is_within_half_a_percent_of_exact(seed: int) -> None:
+    profile = blocks_of_one_pace(seed)
+    for available in budgets_between(profile, (0.05, 0.3, 0.6, 0.9)):
+        plan = Optimal().plan(profile, available)
+        assert plan.fits
+        exact = exact_time(profile, available)
+        assert exact <= recompute_nanoseconds(profile, plan.recompute) <= 1.005 * exact
+
+
+def test_plan_for_96_blocks_of_one_pace_looks_at_some_thousands_of_prefixes_a_block() -> None:
+    profile = blocks_of_one_pace(0)
+    (available,) = budgets_between(profile, (0.3,))
+    tracemalloc.start()
+    Optimal().plan(profile, available)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 96 * 10_000 * 32
+
+
+# Greedy, by hand: runs of which nothing but the kept bytes counts
+
+
+def kept_bytes(*saved: int) -> Profile:
+    return chain(*(run(saved=bytes_, nanoseconds=1) for bytes_ in saved))
+
+
+def greedy(profile: Profile, available: int) -> str:
+    return str(Greedy().plan(profile, available))
+
+
+def test_greedy_keeps_all_without_an_excess() -> None:
+    assert greedy(kept_bytes(100, 50, 20), 170) == "KKK"
+
+
+def test_greedy_counts_the_head_and_what_runs_share() -> None:
+    profile = chain(run(saved=100, out_saved=20, in_idle=10), head_forward=30)
+    assert greedy(profile, 100) == "K"
+    assert greedy(profile, 99) == "r"
+
+
+def test_greedy_takes_the_smallest_layer_that_covers_the_excess() -> None:
+    assert greedy(kept_bytes(100, 50, 20, 75), 245 - 40) == "KrKK"
+    assert greedy(kept_bytes(100, 50, 20, 75), 245 - 50) == "KrKK"
+    assert greedy(kept_bytes(100, 50, 20, 75), 245 - 51) == "KKKr"
+
+
+def test_greedy_takes_the_largest_layer_if_none_covers_the_excess_and_goes_on() -> None:
+    # 130 over: 100 goes, then 20 covers the remaining 30 not, 50 does.
+    assert greedy(kept_bytes(20, 50, 100, 75), 245 - 130) == "KrrK"
+
+
+def test_greedy_takes_the_earliest_of_layers_within_ten_percent() -> None:
+    assert greedy(kept_bytes(91, 100, 95), 286 - 80) == "rKK"
+    assert greedy(kept_bytes(90, 100, 95), 286 - 90) == "rKK"
+
+
+def test_greedy_keeps_layers_apart_that_differ_by_more_than_ten_percent() -> None:
+    assert greedy(kept_bytes(100, 89), 189 - 80) == "Kr"
+    assert greedy(kept_bytes(100, 89), 189 - 100) == "rK"
+
+
+def test_greedy_measures_a_bucket_by_its_largest_not_by_neighbours() -> None:
+    # 95 is within 10 % of 100, and 87 of 95, but not of 100: it starts a bucket of its own.
+    assert greedy(kept_bytes(95, 87, 100), 282 - 60) == "KrK"
+
+
+def test_greedy_recomputes_all_if_even_that_is_too_little() -> None:
+    assert greedy(kept_bytes(10, 20, 30), -10) == "rrr"
+
+
+def test_greedy_exceeds_a_budget_that_can_be_met() -> None:
+    # It sees an excess of 10 and takes the last block, whose recompute then needs all of it again.
+    profile = chain(run(saved=100, nanoseconds=1), run(saved=20, nanoseconds=1))
+    assert str(Greedy().plan(profile, 110)) == "Kr"
+    assert not Greedy().plan(profile, 110).fits
+    assert str(Optimal().plan(profile, 110)) == "rK"
+    assert Optimal().plan(profile, 110).fits
+
+
+# The others
+
+
+@steady
+@given(tasks(chains.chains))
+def test_keep_all_and_recompute_all_do_so_whatever_the_budget(task: tuple[Profile, int]) -> None:
+    profile, available = task
+    assert KeepAll().plan(profile, available).kept == len(profile.runs)
+    again = RecomputeAll().plan(profile, available).recompute
+    assert again == tuple(not r.fixed for r in profile.runs)
+
+
+def test_static_is_frozen_at_the_largest_size() -> None:
+    static = Static()
+    small, large = kept_bytes(10, 10, 10), kept_bytes(100, 100, 100)
+    assert str(static.plan(small, 200)) == "KKK"
+    assert str(static.plan(large, 200)) == "rKK"
+    assert str(static.plan(small, 200)) == "rKK"
+
+
+def test_static_plan_of_a_smaller_size_is_priced_by_that_size() -> None:
+    static = Static()
+    static.plan(kept_bytes(100, 100, 100), 200)
+    plan = static.plan(kept_bytes(10, 10, 10), 200)
+    assert (plan.peak_bytes, plan.fits) == (20, True)
+
+
+def test_static_freezes_the_planner_that_it_was_given() -> None:
+    static = Static(RecomputeAll())
+    assert str(static.plan(kept_bytes(10, 10), 1000)) == "rr"
+
+
+def test_static_plans_anew_for_another_number_of_runs() -> None:
+    static = Static()
+    static.plan(kept_bytes(100, 100, 100), 200)
+    assert str(static.plan(kept_bytes(10, 10), 200)) == "KK"
+
+
+NAMES = {
+    "optimal": Optimal,
+    "greedy": Greedy,
+    "static": Static,
+    "keep_all": KeepAll,
+    "recompute_all": RecomputeAll,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_planner_is_found_by_its_name(name: str) -> None:
+    assert type(planner_named(name)) is NAMES[name]
+
+
+def test_planner_object_is_taken_as_it_is() -> None:
+    mine = Static(Greedy())
+    assert planner_named(mine) is mine
+
+
+def test_static_planners_of_one_name_are_frozen_apart() -> None:
+    assert planner_named("static") is not planner_named("static")
+
+
+@pytest.mark.parametrize("unknown", ["optimum", "", None, 3, object()])
+def test_unknown_planner_is_told_the_names(unknown: object) -> None:
+    with pytest.raises(ArgumentError) as error:
+        planner_named(unknown)  # type: ignore[arg-type]
+    assert repr(unknown) in str(error.value)
+    assert all(repr(name) in str(error.value) for name in NAMES)

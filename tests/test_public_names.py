@@ -1,0 +1,58 @@
+"""What `mimose` promises to the outside, and what it needs for that."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import mimose
+
+NAMES = [
+    "ArgumentError",
+    "BlocksError",
+    "BudgetError",
+    "ConflictError",
+    "Mimose",
+    "MimoseError",
+    "MimoseWarning",
+    "RecomputeError",
+    "auto_checkpoint",
+    "checkpoint",
+]
+
+
+def test_public_names_are_these_and_no_others() -> None:
+    assert sorted(mimose.__all__) == NAMES
+    public = {
+        name
+        for name, value in vars(mimose).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert public == set(NAMES)
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    for name in NAMES:
+        assert inspect.getdoc(getattr(mimose, name)), name
+
+
+def test_every_public_function_shows_how_it_is_called() -> None:
+    functions = [name for name in NAMES if inspect.isfunction(getattr(mimose, name))]
+    assert functions == ["auto_checkpoint", "checkpoint"]
+    for name in functions:
+        assert f"{name}(" in (inspect.getdoc(getattr(mimose, name)) or ""), name
+        assert ">>>" in (inspect.getdoc(getattr(mimose, name)) or ""), name
+
+
+def test_public_methods_of_the_handle_say_what_they_do() -> None:
+    for name, member in vars(mimose.Mimose).items():
+        if not name.startswith("_"):
+            assert inspect.getdoc(member), name
+
+
+def test_importing_the_core_needs_torch_and_numpy_alone() -> None:
+    extras = "transformers accelerate lightning typer rich sklearn matplotlib peft"
+    code = f"import sys, mimose; print([m for m in {extras!r}.split() if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,268 @@
+"""Whatever a training loop does with its forwards and backwards, its steps are planned rightly."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+import models
+from compare import assert_same_gradients
+from parts import Counted
+from training import (
+    Batch,
+    Dice,
+    Predictions,
+    bert,
+    labelled,
+    lengths,
+    task,
+    texts,
+    tight_budget,
+    train,
+)
+
+
+def assert_trains_as_plain(
+    model: nn.Module,
+    batches: list[Batch],
+    budget: int | str = "1GiB",
+    *,
+    steps: int = 8,
+    plans: int = 3,
+    over: float = 0.03,
+    predictions: bool = True,
+    **options: Any,
+) -> mimose.Mimose:
+    """Under random plans losses are bit for bit the same, and predicted peaks are the real ones."""
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, budget, planner=Dice()) as handle:
+        seen = Predictions(handle)
+        losses = train(model, batches, after_step=seen, **options)
+    assert losses == train(plain, batches, **options)
+    if predictions:
+        seen.assert_exact(steps=steps, plans=plans, over=over)
+    return handle
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("micro_steps", [1, 3])
+def test_gradients_that_exist_or_not_are_told_apart(micro_steps: int, set_to_none: bool) -> None:
+    assert_trains_as_plain(
+        bert(), labelled([60] * 18), micro_steps=micro_steps, set_to_none=set_to_none, steps=14
+    )
+
+
+@pytest.mark.parametrize("mode", ["eval", "no_grad"])
+def test_evaluation_between_steps_passes_through(mode: str) -> None:
+    model, batches = models.Encoder(dropout=0.0), texts([30] * 8)
+    plain = copy.deepcopy(model)
+
+    def evaluate(each: nn.Module) -> torch.Tensor:
+        each.train(mode == "no_grad")
+        with torch.set_grad_enabled(mode == "eval"):
+            out = each(texts([200], batch=16)[0]["input_ids"])
+        each.train()
+        return out
+
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        for batch in batches:
+            assert train(model, [batch]) == train(plain, [batch])
+            before = handle.stats()
+            torch.manual_seed(3)
+            out = evaluate(model)
+            torch.manual_seed(3)
+            assert torch.equal(out, evaluate(plain))
+            after = handle.stats()
+            assert (after.steps, after.last_size) == (before.steps, before.last_size)
+        assert handle.stats().planned_steps == 6
+
+
+def test_frozen_first_blocks_are_no_obstacle() -> None:
+    model = bert()
+    for part in (model.bert.embeddings, *model.bert.encoder.layer[:2]):
+        part.requires_grad_(False)
+    assert_trains_as_plain(model, labelled([60] * 12), plans=2)
+
+
+def test_layer_that_runs_three_times_is_planned_as_three_runs() -> None:
+    from transformers import AlbertConfig, AlbertForSequenceClassification
+
+    sizes = {"hidden_size": 32, "embedding_size": 8, "intermediate_size": 64}
+    config = AlbertConfig(
+        vocab_size=50, num_hidden_layers=3, num_attention_heads=2, hidden_dropout_prob=0.1, **sizes
+    )
+    model = AlbertForSequenceClassification(config).train()
+    handle = assert_trains_as_plain(model, labelled([60] * 14))
+    plan = handle.stats().last_plan
+    assert plan is not None
+    assert len(plan.recompute) == 3
+    assert len(handle._blocks) == 1
+
+
+class StochasticDepth(models.Encoder):
+    """Skips each layer now and then."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input_ids)
+        for layer in self.encoder.layers:
+            if torch.rand(()) > 0.3:
+                x = layer(x)
+        return self.head(x.mean(1))
+
+
+def test_blocks_that_are_skipped_in_some_steps_change_nothing() -> None:
+    handle = assert_trains_as_plain(StochasticDepth(), texts([60] * 40), predictions=False)
+    assert handle.stats().planned_steps > 10
+    assert handle._stats.worst_shortfall <= 0.003
+
+
+def contrastive(model: nn.Module, batch: Batch) -> torch.Tensor:
+    first, second = (model(ids) for ids in batch["pair"])
+    return (first * second).sum() + first.pow(2).sum()
+
+
+def pairs(*sizes: tuple[int, int]) -> list[Batch]:
+    return [{"pair": [text["input_ids"] for text in texts(size)]} for size in sizes]
+
+
+def test_forwards_before_one_backward_are_planned_together() -> None:
+    batches = pairs(*[(70, 40)] * 12)
+    handle = assert_trains_as_plain(models.Encoder(), batches, loss_of=contrastive)
+    stats = handle.stats()
+    assert stats.last_plan is not None
+    assert len(stats.last_plan.recompute) == 6
+    assert stats.steps == 12
+
+
+def test_group_of_forwards_stays_within_a_tight_budget() -> None:
+    model, batches = models.Encoder(), pairs(*[(90, 60)] * 8)
+    budget = tight_budget(model, batches, loss_of=contrastive)
+    with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
+        train(model, batches, loss_of=contrastive)
+        stats = handle.stats()
+    assert stats.peak_bytes <= budget
+    assert stats.runs_kept > 0
+    assert stats.runs_recomputed > 0
+
+
+def test_second_larger_input_in_a_group_makes_the_rest_recompute() -> None:
+    model = nn.Sequential(*(Counted() for _ in range(3)))
+    plain = copy.deepcopy(model)
+
+    def runs_of_blocks(short: int, long: int) -> int:
+        before = sum(block.starts for block in model)
+        for each in (plain, model):
+            each.zero_grad()
+            torch.manual_seed(5)
+            a, b = torch.rand(2, short, 4), torch.rand(2, long, 4)
+            (each(a).sum() * each(b).sum()).backward()
+        assert_same_gradients(model, plain)
+        return sum(block.starts for block in model) - before
+
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        for _ in range(3):
+            runs_of_blocks(20, 20)
+        assert runs_of_blocks(20, 20) == 6
+        assert runs_of_blocks(20, 40) == 3 + 2 * 3
+        assert handle.stats().steps == 5
+
+
+def test_two_backwards_of_a_group_in_any_order_give_plain_gradients() -> None:
+    model = models.Encoder()
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, "1GiB", planner=Dice()) as handle:
+        for first_first in (True, False) * 5:
+            for each in (plain, model):
+                torch.manual_seed(4)
+                each.zero_grad()
+                losses = [models.loss_of(each, batch) for batch in texts([40, 30])]
+                for loss in losses if first_first else losses[::-1]:
+                    loss.backward()
+            assert_same_gradients(model, plain)
+        assert handle.stats().planned_steps > 0
+
+
+@pytest.mark.parametrize("planner", ["optimal", "recompute_all"])
+def test_retained_graph_can_be_run_through_twice(planner: str) -> None:
+    model = models.Encoder()
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, "1GiB", planner=planner) as handle:
+        for batch in texts([40] * 5):
+            for each in (plain, model):
+                torch.manual_seed(4)
+                each.zero_grad()
+                loss = models.loss_of(each, batch)
+                loss.backward(retain_graph=True)
+                loss.backward()
+            assert_same_gradients(model, plain)
+        assert handle.stats().planned_steps == 3
+
+
+def in_parts(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """As Lightning does: the root's forward is never called."""
+    assert isinstance(model, models.Encoder)
+    hidden = model.encoder(model.embedding(batch["input_ids"]))
+    return model.head(hidden.mean(1)).float().pow(2).mean()
+
+
+def test_model_whose_forward_is_never_called_is_planned_all_the_same() -> None:
+    assert_trains_as_plain(models.Encoder(), texts([60] * 12), loss_of=in_parts)
+
+
+def test_model_whose_forward_is_never_called_keeps_its_budget() -> None:
+    model, batches, budget = task("encoder")
+    with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
+        train(model, batches, loss_of=in_parts)
+        stats = handle.stats()
+    assert stats.peak_bytes <= budget
+    assert stats.planned_steps > 10
+    assert stats.runs_kept > stats.runs_recomputed > 0
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("vary", [False, True])
+def test_output_that_the_loop_still_holds_is_counted_for_what_it_is(name: str, vary: bool) -> None:
+    model, _ = models.ALL[name]()
+    sizes = [(8, 80)] * 5 + [(8, 40 if vary and i % 2 else 80) for i in range(10)]
+    held: list[Any] = []
+
+    def loss_of(each: nn.Module, batch: Batch) -> torch.Tensor:
+        out = each(**batch)
+        held[:] = [out]  # the old output dies when the new one is there
+        return out.loss
+
+    batches = [{"input_ids": torch.randint(5, 50, size)} for size in sizes]
+    batches = [{**batch, "labels": batch["input_ids"]} for batch in batches]
+    assert_trains_as_plain(model, batches, loss_of=loss_of)
+
+
+def test_users_own_input_size_decides_which_batches_are_alike() -> None:
+    model, batches = models.Encoder(), texts([30, 31, 32, 30, 29, 28])
+    asked: list[tuple[int, ...]] = []
+
+    def measure(input_ids: torch.Tensor) -> tuple[int, int]:
+        asked.append(tuple(input_ids.shape))
+        return input_ids.shape[0], 32 * -(-input_ids.shape[1] // 32)
+
+    with mimose.auto_checkpoint(model, "1GiB", input_size=measure) as handle:
+        train(model, batches)
+        stats = handle.stats()
+    assert asked == [(4, n) for n in (30, 31, 32, 30, 29, 28)]
+    assert stats.observed_steps == 2
+    assert str(stats.last_size) == "4×32"
+
+
+def test_two_dimensions_that_vary_are_learned() -> None:
+    dice = lengths(60, 10, 60)
+    batches = [texts([length], batch=2 + i % 5)[0] for i, length in enumerate(dice)]
+    model = models.Encoder()
+    with mimose.auto_checkpoint(model, "1GiB", planner=Dice()) as handle:
+        seen = Predictions(handle)
+        train(model, batches, after_step=seen)
+        assert handle.stats().observed_steps < 20
+    seen.assert_exact(steps=30)

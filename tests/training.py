@@ -1,0 +1,172 @@
+"""Training under a budget on the CPU: batches, a loop, peaks, and a planner that throws dice."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+import mimose
+import models
+from mimose.memory import _StorageCounter
+from mimose.plan import Plan
+from mimose.timeline import Profile
+
+Batch = dict[str, Any]
+Loss = Callable[[nn.Module, Batch], torch.Tensor]
+
+
+def lengths(count: int, low: int = 20, high: int = 160, seed: int = 0) -> list[int]:
+    dice = random.Random(seed)
+    return [dice.randint(low, high) for _ in range(count)]
+
+
+def texts(of_lengths: Sequence[int], batch: int = 4) -> list[Batch]:
+    return [{"input_ids": torch.randint(5, 50, (batch, length))} for length in of_lengths]
+
+
+def labelled(of_lengths: Sequence[int], batch: int = 4) -> list[Batch]:
+    return [{**text, "labels": torch.randint(0, 2, (batch,))} for text in texts(of_lengths, batch)]
+
+
+@functools.cache
+def _bert() -> nn.Module:
+    return models.bert()[0]
+
+
+def bert() -> nn.Module:
+    """A fresh copy of one small BERT."""
+    return copy.deepcopy(_bert())
+
+
+BATCHES = {"bert": labelled, "encoder": texts}
+MODELS: dict[str, Callable[[], nn.Module]] = {"bert": bert, "encoder": models.Encoder}
+
+
+def train(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    *,
+    loss_of: Loss = models.loss_of,
+    micro_steps: int = 1,
+    set_to_none: bool = True,
+    after_step: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """Train from a fixed seed; the losses."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    losses = []
+    for i, batch in enumerate(batches):
+        loss = loss_of(model, batch)
+        loss.backward()
+        losses.append(loss.item())
+        if (i + 1) % micro_steps == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=set_to_none)
+        after_step()
+    return losses
+
+
+@contextmanager
+def counted() -> Iterator[_StorageCounter]:
+    """Count live storages apart from any session; `peak` is the highest count."""
+    counter = _StorageCounter()
+    counter._count_what_lives()
+    with counter:
+        yield counter
+
+
+def peak_of_plain(model: nn.Module, batches: Sequence[Batch], **options: Any) -> int:
+    plain = copy.deepcopy(model)
+    with counted() as counter:
+        train(plain, batches, **options)
+        return counter.peak
+
+
+def peak_of_recomputing(model: nn.Module, batches: Sequence[Batch], **options: Any) -> int:
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(plain, "1GiB", planner="recompute_all") as handle:
+        train(plain, batches, **options)
+        return handle.stats().peak_bytes
+
+
+def tight_budget(
+    model: nn.Module, batches: Sequence[Batch], share: float = 0.4, **options: Any
+) -> int:
+    """Between what all recomputed and what plain training needs."""
+    low = peak_of_recomputing(model, batches, **options)
+    high = peak_of_plain(model, batches, **options)
+    return between(low, high, share)
+
+
+def between(low: int, high: int, share: float) -> int:
+    assert low < 0.9 * high
+    return int(low + share * (high - low))
+
+
+@functools.cache
+def _task(name: str) -> tuple[nn.Module, list[Batch], int, int]:
+    torch.manual_seed(0)
+    model, batches = MODELS[name](), BATCHES[name](lengths(25))
+    return model, batches, peak_of_recomputing(model, batches), peak_of_plain(model, batches)
+
+
+def task(name: str, share: float = 0.4) -> tuple[nn.Module, list[Batch], int]:
+    """A model, batches of 20 to 160 tokens, and a budget under which not all can be kept."""
+    model, batches, low, high = _task(name)
+    return copy.deepcopy(model), batches, between(low, high, share)
+
+
+class Dice:
+    """A planner that recomputes each run or not, as the dice say."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._dice = random.Random(seed)
+
+    def plan(self, profile: Profile, available_bytes: int) -> Plan:
+        again = tuple(not run.fixed and self._dice.random() < 0.5 for run in profile.runs)
+        return Plan.of(profile, again, available_bytes)
+
+
+class Predictions:
+    """Compares predicted and real peaks after every planned step; new dice for each."""
+
+    def __init__(self, handle: mimose.Mimose) -> None:
+        self._handle = handle
+        self._planned = 0
+        self.errors: list[float] = []
+        self.plans: set[tuple[bool, ...]] = set()
+
+    def __call__(self) -> None:
+        stats = self._handle._stats
+        if stats.planned_steps > self._planned:
+            self._planned = stats.planned_steps
+            assert stats.last_predicted_peak_bytes is not None
+            assert stats.last_real_peak_bytes is not None
+            assert stats.last_plan is not None
+            real = stats.last_real_peak_bytes
+            self.errors.append((stats.last_predicted_peak_bytes - real) / real)
+            self.plans.add(stats.last_plan.recompute)
+        self._handle._cache.clear()
+
+    def assert_exact(self, *, steps: int, plans: int = 3, over: float = 0.03) -> None:
+        assert len(self.errors) >= steps
+        assert len(self.plans) >= plans
+        assert min(self.errors) >= -0.003
+        assert max(self.errors) < over
+
+
+def places(model: nn.Module) -> list[dict[str, Any]]:
+    """What is in every module."""
+    return [dict(module.__dict__) for module in model.modules()]
+
+
+def seats(model: nn.Module) -> list[Any]:
+    found = [module.__dict__.get("_compiled_call_impl") for module in model.modules()]
+    return [seat for seat in found if seat is not None]
