@@ -1,0 +1,367 @@
+"""What goes wrong gets a clear error or a safe continuation, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+import models
+from compare import assert_same_gradients, no_hooks
+from mimose.errors import (
+    ArgumentError,
+    BlocksError,
+    BudgetError,
+    ConflictError,
+    MimoseError,
+    MimoseWarning,
+)
+from training import bert, labelled, peak_of_recomputing, places, task, texts, train
+
+# What cannot be read
+
+
+@pytest.mark.parametrize(
+    ("budget", "remedy"),
+    [
+        (0.8, '"80%"'),
+        (6, '"6GiB"'),
+        (6.5, '"6.5GiB"'),
+        ("6", "6GiB"),
+        ("6G", "6GiB"),
+        ("lots", '"6GiB"'),
+        ("120%", "between 0% and 100%"),
+        ("-3GiB", '"6GiB"'),
+        (-1, '"6GiB"'),
+        (0, '"6GiB"'),
+        (None, '"6GiB"'),
+        (True, '"6GiB"'),
+        (float("nan"), '"6GiB"'),
+        (float("inf"), '"6GiB"'),
+        ("", '"6GiB"'),
+    ],
+)
+def test_malformed_budget_is_refused_with_the_spelling_that_works(budget: Any, remedy: str) -> None:
+    model = models.Encoder()
+    before = places(model)
+    with pytest.raises(BudgetError) as error:
+        mimose.auto_checkpoint(model, budget)
+    assert remedy in str(error.value)
+    assert isinstance(error.value, ValueError)
+    assert places(model) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"planner": "best"}, ArgumentError, "'best' is none of 'optimal', 'greedy'"),
+        ({"planner": object()}, ArgumentError, "plan(profile, available_bytes)"),
+        ({"collector": "walk"}, ArgumentError, "'walk' is neither 'ride' nor 'shuttle'"),
+        ({"blocks": "decoder.*"}, BlocksError, "decoder.*"),
+        ({"blocks": nn.Conv2d}, BlocksError, "Conv2d"),
+        ({"blocks": []}, BlocksError, "blocks"),
+        ({"exclude": "encoder.layers.*"}, BlocksError, "leaves no block"),
+    ],
+)
+def test_unknown_name_is_refused_and_the_model_left_alone(
+    options: dict[str, Any], error: type[MimoseError], words: str
+) -> None:
+    model = models.Encoder()
+    before = places(model)
+    with pytest.raises(error) as caught:
+        mimose.auto_checkpoint(model, "1GiB", **options)
+    assert words in str(caught.value)
+    assert places(model) == before
+
+
+def test_refused_attachment_leaves_the_former_one_in_place() -> None:
+    model = models.Encoder()
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        with pytest.raises(BudgetError):
+            mimose.auto_checkpoint(model, "lots")
+        assert handle.attached
+        train(model, texts([20]))
+        assert handle.stats().steps == 1
+
+
+@pytest.mark.parametrize("wrap", [lambda m: nn.DataParallel(m), lambda m: nn.Sequential(m, m)])
+def test_data_parallel_is_refused_with_the_line_to_type_instead(wrap: Any) -> None:
+    model = wrap(nn.DataParallel(models.Encoder()))
+    with pytest.raises(ConflictError, match=r"torchrun --nproc-per-node"):
+        mimose.auto_checkpoint(model, "1GiB")
+
+
+def test_model_on_two_devices_is_refused_at_its_first_forward() -> None:
+    model = models.Encoder()
+    before = places(model)
+    model.extra = nn.Linear(2, 2, device="meta")
+    with mimose.auto_checkpoint(model, "1GiB"):
+        with pytest.raises(ConflictError, match=r"is on cpu and meta.*one device"):
+            train(model, texts([20]))
+        assert no_hooks()
+        del model.extra
+        train(model, texts([20]))
+    assert len(places(model)) == len(before)
+
+
+def test_model_on_a_device_that_nobody_can_read_is_refused() -> None:
+    with (
+        mimose.auto_checkpoint(models.Encoder().to("meta"), "1GiB") as handle,
+        pytest.raises(ConflictError, match="is on meta"),
+    ):
+        handle._root.module(torch.zeros(2, 9, dtype=torch.long, device="meta"))
+
+
+class Untold(models.Encoder):
+    """Makes its own input."""
+
+    def forward(self, length: int) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(torch.arange(length)[None] % 50)
+
+
+def test_forward_without_tensors_says_what_to_pass() -> None:
+    model = Untold()
+    with mimose.auto_checkpoint(model, "1GiB"):
+        with pytest.raises(ArgumentError, match=r"no tensors.*input_size=lambda"):
+            model(9)
+    with mimose.auto_checkpoint(model, "1GiB", input_size=lambda length: length) as handle:
+        for _ in range(3):
+            model(9).sum().backward()
+        assert handle.stats().planned_steps == 1
+
+
+def test_input_size_that_returns_no_number_is_refused() -> None:
+    with (
+        mimose.auto_checkpoint(models.Encoder(), "1GiB", input_size=lambda **_: "long") as handle,
+        pytest.raises(ArgumentError, match=r"input_size= returned 'long'"),
+    ):
+        train(handle._root.module, texts([20]))
+
+
+# Steps that break off
+
+
+class Mishap(Exception):
+    """What user code raises."""
+
+
+Failure = Callable[[nn.Module, dict[str, torch.Tensor]], None]
+
+
+def between_forward_and_backward(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    models.loss_of(model, batch)
+    raise Mishap
+
+
+def _raise_in_block(model: nn.Module, error: type[BaseException]) -> Any:
+    def hook(*_: Any) -> None:
+        if torch._C._current_graph_task_id() == -1:
+            raise error
+
+    return model.encoder.layers[1].dropout1.register_forward_hook(hook)
+
+
+def inside_a_block(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    handle = _raise_in_block(model, Mishap)
+    try:
+        models.loss_of(model, batch)
+    finally:
+        handle.remove()
+
+
+def out_of_memory_in_a_block(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    handle = _raise_in_block(model, torch.OutOfMemoryError)
+    try:
+        models.loss_of(model, batch)
+    finally:
+        handle.remove()
+
+
+def after_the_blocks(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    def hook(*_: Any) -> None:
+        raise Mishap
+
+    handle = model.head.register_forward_hook(hook)
+    try:
+        models.loss_of(model, batch)
+    finally:
+        handle.remove()
+
+
+def _backward_raises(
+    model: nn.Module, batch: dict[str, torch.Tensor], error: type[BaseException]
+) -> None:
+    def hook(*_: Any) -> None:
+        raise error
+
+    handle = model.encoder.layers[0].linear2.weight.register_hook(hook)
+    try:
+        models.loss_of(model, batch).backward()
+    finally:
+        handle.remove()
+
+
+def inside_the_backward(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    _backward_raises(model, batch, Mishap)
+
+
+def interrupted_in_the_backward(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    _backward_raises(model, batch, KeyboardInterrupt)
+
+
+def ten_forwards_without_backward(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    for _ in range(10):
+        models.loss_of(model, batch)
+
+
+def ten_forwards_held_at_once(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    losses = [models.loss_of(model, batch) for _ in range(10)]
+    assert len(losses) == 10
+
+
+FAILURES = [
+    between_forward_and_backward,
+    inside_a_block,
+    out_of_memory_in_a_block,
+    after_the_blocks,
+    inside_the_backward,
+    interrupted_in_the_backward,
+    ten_forwards_without_backward,
+    ten_forwards_held_at_once,
+]
+
+
+def _fail(failure: Failure, model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    try:
+        failure(model, batch)
+    except (Mishap, KeyboardInterrupt, torch.OutOfMemoryError):
+        pass
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("planner", ["optimal", "recompute_all"])
+def test_step_that_breaks_off_leaves_model_rng_and_planning_intact(
+    failure: Failure, planner: str
+) -> None:
+    model, batches = models.Encoder(), texts([40, 30, 50, 20, 60, 25, 35, 45, 55, 30, 40, 50])
+    plain = copy.deepcopy(model)
+    states: list[list[torch.Tensor]] = []
+    with mimose.auto_checkpoint(model, "64MiB", planner=planner) as handle:
+        attached = places(model)
+        for each in (plain, model):
+            torch.manual_seed(1)
+            states.append([])
+            for i, batch in enumerate(batches):
+                if i in (0, 2, 9):  # at first, while observing, while planning
+                    _fail(failure, each, batch)
+                    assert no_hooks()
+                each.zero_grad()
+                models.loss_of(each, batch).backward()
+                states[-1].append(torch.get_rng_state())
+        assert_same_gradients(model, plain)
+        assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+        assert places(model) == attached
+        before = handle.stats().planned_steps
+        train(model, batches[:3])
+        assert handle.stats().planned_steps == before + 3
+        assert handle.stats().worst_shortfall <= 0.003
+
+
+def test_forward_that_is_held_for_ever_does_not_stop_planning() -> None:
+    model, batches = models.Encoder(), texts([40] * 6)
+    with mimose.auto_checkpoint(model, "64MiB") as handle:
+        train(model, batches)
+        held = models.loss_of(model, batches[0])  # a figure for a log, say, with its graph
+        before = handle.stats()
+        train(model, batches)
+        after = handle.stats()
+    assert held.requires_grad
+    assert after.planned_steps - before.planned_steps >= 4
+
+
+def test_error_in_a_recompute_leaves_rng_and_the_next_steps_intact() -> None:
+    model, batches = models.Encoder(), texts([40] * 6)
+    plain = copy.deepcopy(model)
+
+    def hook(*_: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            raise Mishap
+
+    with mimose.auto_checkpoint(model, "64MiB", planner="recompute_all") as handle:
+        for at in (1, 4):
+            assert train(model, batches[:at]) == train(plain, batches[:at])
+            removable = model.encoder.layers[1].dropout1.register_forward_hook(hook)
+            loss = models.loss_of(model, batches[0])
+            state = torch.get_rng_state()
+            with pytest.raises(Mishap):
+                loss.backward()
+            removable.remove()
+            model.zero_grad()
+            assert torch.equal(torch.get_rng_state(), state)
+            assert no_hooks()
+        assert train(model, batches) == train(plain, batches)
+        assert handle.stats().planned_steps > 4
+
+
+# Budgets that do not fit
+
+
+def test_budget_beyond_the_device_is_clamped_with_a_warning() -> None:
+    model = models.Encoder()
+    with mimose.auto_checkpoint(model, "900TiB") as handle:
+        with pytest.warns(MimoseWarning, match=r"is more than cpu has: planning for its"):
+            train(model, texts([20]))
+        train(model, texts([20]))
+        assert handle.budget_bytes is not None
+        assert handle.budget_bytes < 900 << 40
+
+
+def test_budget_below_what_is_in_use_is_said_once_and_training_goes_on() -> None:
+    model, batches = bert(), labelled([40] * 8)
+    plain = copy.deepcopy(model)
+    ballast = torch.zeros(4 << 20, dtype=torch.uint8)
+    with mimose.auto_checkpoint(model, "2MiB") as handle:
+        with pytest.warns(MimoseWarning) as said:
+            losses = train(model, batches)
+        stats = handle.stats()
+    assert losses == train(plain, batches)
+    assert stats.planned_steps == 6
+    assert stats.runs_kept == 0
+    in_use = [str(w.message) for w in said if "in use before the first step" in str(w.message)]
+    assert len(in_use) == 1
+    assert "memory_budget=2.00 MiB is less than the" in in_use[0]
+    assert "Raise memory_budget" in in_use[0]
+    assert ballast.nbytes == 4 << 20
+
+
+def test_budget_below_all_recomputed_is_said_once_with_numbers_and_remedy() -> None:
+    model, batches, _ = task("encoder")
+    plain = copy.deepcopy(model)
+    budget = int(0.8 * peak_of_recomputing(model, batches))
+    with mimose.auto_checkpoint(model, budget) as handle:
+        with pytest.warns(MimoseWarning) as said:
+            losses = train(model, batches)
+        stats = handle.stats()
+    assert losses == train(plain, batches)
+    assert len(said) == 1
+    message = str(said[0].message)
+    assert "MiB with every block recomputed; the budget is" in message
+    assert "raise memory_budget or shorten the batch" in message
+    assert "input 4×" in message
+    assert stats.planned_steps > 10
+    assert stats.runs_recomputed > 0
+
+
+def test_smaller_batches_are_still_kept_where_the_largest_do_not_fit() -> None:
+    model, batches, _ = task("encoder")
+    budget = int(0.9 * peak_of_recomputing(model, batches))
+    with mimose.auto_checkpoint(model, budget) as handle, pytest.warns(MimoseWarning):
+        train(model, batches)
+    stats = handle.stats()
+    assert stats.runs_kept > 0
+    assert stats.runs_recomputed > 0

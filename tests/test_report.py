@@ -1,0 +1,129 @@
+"""`explain` and `stats` tell what is known, in values and in words."""
+
+from __future__ import annotations
+
+import copy
+
+import mimose
+import models
+from training import counted, task, texts, train
+
+
+def test_explain_before_the_first_step_says_that_nothing_is_known() -> None:
+    model, batch = models.Encoder(), texts([50])[0]
+    with mimose.auto_checkpoint(model, "64MiB") as handle:
+        explanation = handle.explain(**batch)
+        text = str(explanation)
+    assert explanation.plan is None
+    assert explanation.predicted_peak_bytes is None
+    assert explanation.budget_bytes == 64 << 20
+    assert explanation.parameter_bytes == sum(p.nbytes for p in model.parameters())
+    assert explanation.gradient_bytes == explanation.parameter_bytes
+    assert "input 4×50" in text
+    assert "budget 64.00 MiB" in text
+    assert "nothing is known of this size yet: every block will be recomputed" in text
+
+
+def test_explain_before_a_relative_budget_is_settled_says_what_it_can() -> None:
+    model, batch = models.Encoder(), texts([50])[0]
+    with mimose.auto_checkpoint(model, "50%") as handle:
+        assert handle.explain(**batch).budget_bytes is None
+        assert "a relative budget" in repr(handle)
+        assert "nothing is known" in str(handle.explain(**batch))
+
+
+def test_explain_does_not_take_part_in_training() -> None:
+    model, batches, budget = task("encoder")
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, budget) as handle:
+        losses = train(model, batches[:15], after_step=lambda: str(handle.explain(**batches[20])))
+        assert handle.stats().steps == 15
+    assert losses == train(plain, batches[:15])
+
+
+def test_explained_plan_is_the_one_that_the_batch_then_gets() -> None:
+    model, batches, budget = task("encoder")
+    with mimose.auto_checkpoint(model, budget) as handle:
+        train(model, batches)
+        explanations = [(batch, handle.explain(**batch)) for batch in batches[:6]]
+        for batch, explanation in explanations:
+            assert explanation.plan is not None
+            assert explanation.predicted_peak_bytes is not None
+            model.zero_grad()
+            models.loss_of(model, batch).backward()
+            stats = handle._stats
+            assert stats.last_real_peak_bytes is not None
+            difference = explanation.predicted_peak_bytes - stats.last_real_peak_bytes
+            assert abs(difference) < 0.02 * stats.last_real_peak_bytes
+            assert stats.last_plan is not None
+            assert stats.last_plan.recompute == explanation.plan.recompute
+
+
+def test_explanation_names_floor_blocks_choices_and_peaks() -> None:
+    model, batches, budget = task("encoder", share=0.3)
+    longest = max(batches, key=lambda batch: batch["input_ids"].shape[1])
+    with mimose.auto_checkpoint(model, budget) as handle:
+        train(model, batches)
+        explanation = handle.explain(**longest)
+    assert explanation.plan is not None
+    assert explanation.plan.fits
+    assert 0 < explanation.plan.kept < 3
+    assert explanation.base_bytes > explanation.parameter_bytes
+    assert explanation.peak_recomputed_bytes is not None
+    assert explanation.peak_kept_bytes is not None
+    assert explanation.predicted_peak_bytes is not None
+    assert explanation.peak_recomputed_bytes <= explanation.predicted_peak_bytes <= budget
+    assert explanation.peak_kept_bytes > budget
+    assert explanation.blocks == tuple(f"encoder.layers.{i}" for i in range(3))
+    text = str(explanation)
+    assert text.count("  recompute  encoder.layers.") == sum(explanation.plan.recompute)
+    assert text.count("  keep       encoder.layers.") == explanation.plan.kept
+    assert "in use at the start" in text
+    assert "gradients take 107 KiB" in text
+    assert "all kept would peak at" in text
+    assert ": fits" in text
+    assert f"a batch of about {explanation.largest_batch} of this shape" in text
+
+
+def test_largest_batch_fits_with_every_block_recomputed_and_twice_as_much_does_not() -> None:
+    model, batches, budget = task("encoder")
+    with mimose.auto_checkpoint(model, budget) as handle:
+        train(model, batches)
+        largest = handle.explain(**texts([100])[0]).largest_batch
+    assert largest is not None
+    peaks = []
+    for batch in (largest, 2 * largest):
+        with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+            train(model, texts([100], batch=batch))  # the first use of a block is rehearsed
+            with counted() as counter:
+                train(model, texts([100], batch=batch))
+                peaks.append(counter.peak)
+    assert peaks[0] <= budget < peaks[1]
+
+
+def test_stats_count_every_step_and_read_well() -> None:
+    model, batches, budget = task("encoder")
+    with mimose.auto_checkpoint(model, budget) as handle:
+        train(model, batches)
+        stats = handle.stats()
+    assert stats.steps == len(batches) == stats.observed_steps + stats.planned_steps
+    assert stats.runs_kept + stats.runs_recomputed == 3 * stats.planned_steps
+    assert stats.cache_hits + stats.cache_misses >= stats.planned_steps
+    assert stats.budget_bytes == budget
+    assert stats.reserve_bytes is not None
+    assert 0 < stats.reserve_bytes <= 0.03 * budget
+    assert stats.prediction_error is not None
+    assert 0 <= stats.prediction_error < 0.02
+    assert 0 < stats.recompute_share < 0.5
+    assert 0 < stats.planning_seconds < stats.seconds
+    text = str(stats)
+    planned = f"{stats.observed_steps} observed, {stats.planned_steps} planned"
+    assert text.startswith(f"{len(batches)} steps: {planned}")
+    for words in ("from the cache", "blocks recomputed", "peak", "budget", "reserve", "error"):
+        assert words in text
+
+
+def test_stats_of_a_handle_that_has_not_trained_are_empty() -> None:
+    with mimose.auto_checkpoint(models.Encoder(), "64MiB") as handle:
+        assert handle.stats().steps == 0
+        assert str(handle.stats()).startswith("0 steps")
