@@ -22,8 +22,8 @@ def run(**costs: Any) -> RunCost:
     return RunCost(**{**nothing, **costs})
 
 
-def chain(*runs: RunCost, head_forward: int = 0, head_backward: int = 0) -> Profile:
-    return Profile(SIZE, runs, head_forward, head_backward)
+def chain(*runs: RunCost, head_forward: int = 0, head_backward: int = 0, tail: int = 0) -> Profile:
+    return Profile(SIZE, runs, head_forward, head_backward, tail)
 
 
 @st.composite
@@ -49,7 +49,8 @@ def realistic_chains(draw: st.DrawFn, longest: int = 9) -> Profile:
         )
         level += draw(st.integers(0, 40))
     head_forward, head_backward = (level + draw(st.integers(0, 200)) for _ in range(2))
-    return chain(*runs, head_forward=head_forward, head_backward=head_backward)
+    tail = draw(st.sampled_from([0, 100, 500]))
+    return chain(*runs, head_forward=head_forward, head_backward=head_backward, tail=tail)
 
 
 @st.composite
@@ -58,7 +59,7 @@ def odd_chains(draw: st.DrawFn, longest: int = 8) -> Profile:
     few = st.integers(0, 6)
     costs = st.tuples(few, few, few, few, few, few, few, few, few, st.booleans())
     runs = draw(st.lists(costs.map(RunCost._make), max_size=longest))
-    return chain(*runs, head_forward=draw(few), head_backward=draw(few))
+    return chain(*runs, head_forward=draw(few), head_backward=draw(few), tail=draw(few))
 
 
 @st.composite

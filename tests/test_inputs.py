@@ -145,7 +145,9 @@ def test_rounding_twice_changes_nothing_more(exact: tuple[int, ...]) -> None:
     assert rounded.rounded_up() == rounded
 
 
-@pytest.mark.parametrize(("exact", "shared"), [(513, 514), (1023, 1024), (1025, 1028), (4001, 4008)])
+@pytest.mark.parametrize(
+    ("exact", "shared"), [(513, 514), (1023, 1024), (1025, 1028), (4001, 4008)]
+)
 def test_similar_sizes_share_a_plan(exact: int, shared: int) -> None:
     assert size(8, exact).rounded_up() == size(8, shared)
 
@@ -162,7 +164,9 @@ def test_measure_of_ones_own_is_one_number_or_several(measure: Any, numbers: Any
 
 
 def test_measure_of_ones_own_gets_the_arguments_of_the_forward() -> None:
-    found = measured_by(lambda ids, *, mask: (*ids.shape, len(mask)), (tensor(8, 3),), {"mask": "ab"})
+    found = measured_by(
+        lambda ids, *, mask: (*ids.shape, len(mask)), (tensor(8, 3),), {"mask": "ab"}
+    )
     assert found.dims == (8, 3, 2)
 
 

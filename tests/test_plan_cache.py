@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+import mimose
 from chains import chain, run
 from mimose.plan import CachedPlan, Plan, PlanCache
 
@@ -99,3 +102,12 @@ def test_clearing_forgets_plans_and_keeps_counts() -> None:
     assert len(cache) == 0
     assert (cache.hits, cache.misses) == (1, 1)
     assert cache.get("a") is None
+
+
+@pytest.mark.parametrize("length", [511, 512, 513, 1001])
+def test_fixed_size_is_planned_whatever_sizes_may_share_its_plan(length: int) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(length, length), nn.ReLU()) for _ in range(3)))
+    with mimose.auto_checkpoint(model, memory_budget="1GiB") as handle:
+        for _ in range(6):
+            model(torch.ones(2, length)).sum().backward()
+        assert handle.stats().planned_steps > 0

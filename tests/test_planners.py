@@ -201,8 +201,8 @@ def blocks_of_one_pace(seed: int) -> Profile:
     """Blocks that all differ and cost time by their bytes: no prefix beats another."""
     draw = random.Random(seed)
     runs = different_blocks(seed, most=3000).runs
-    times = [round(r.growth * draw.uniform(1000, 1010)) for r in runs]
-    return chain(*(r._replace(nanoseconds=t) for r, t in zip(runs, times)), head_forward=6000)
+    paced = [r._replace(nanoseconds=round(r.growth * draw.uniform(1000, 1010))) for r in runs]
+    return chain(*paced, head_forward=6000)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -1,4 +1,4 @@
-"""The peak of a plan is arithmetic: every term of it by hand, in chains where nothing else counts."""
+"""The peak of a plan is arithmetic: every term by hand, in chains where nothing else counts."""
 
 from __future__ import annotations
 
@@ -86,6 +86,11 @@ def test_what_is_kept_burdens_the_head(head: str) -> None:
     assert peak(profile, [KEEP, KEEP]) == 640
 
 
+@pytest.mark.parametrize("choice", [KEEP, AGAIN])
+def test_nothing_that_is_kept_burdens_the_tail(choice: bool) -> None:
+    assert peak(chain(run(saved=100), head_forward=20, tail=300), [choice]) == 300
+
+
 def test_output_that_a_run_saves_itself_is_not_counted_twice() -> None:
     profile = chain(run(saved=100, out_saved=30), head_forward=500)
     assert peak(profile, [KEEP]) == 500 + 100 - 30
@@ -130,6 +135,12 @@ def test_stale_outputs_are_there_in_the_forward() -> None:
     profile = chain(run(start=50, forward=100, spike=40), head_forward=80)
     assert peak(profile.in_step((0,), 30), [AGAIN]) == 100
     assert peak(profile.in_step((0,), 30), [KEEP]) == 90
+
+
+def test_missing_gradients_are_there_and_stale_outputs_gone_in_the_tail() -> None:
+    profile = chain(run(), tail=100)
+    assert peak(profile.in_step((0,), 0, 40), [AGAIN]) == 100 + 40
+    assert peak(profile.in_step((0,), 30, 40), [AGAIN]) == 100 + 40 - 30
 
 
 def test_born_and_stale_count_together() -> None:

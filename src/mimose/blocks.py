@@ -50,6 +50,8 @@ def find_blocks(
             raise BlocksError(_NOTHING_FOUND.format(model=type(model).__name__))
     else:
         found = _select(model, blocks, "blocks")
+        if not found:
+            raise BlocksError("blocks=[] names no block: name some, or leave it to the structure")
         _refuse_nesting(found)
         _refuse_lists(found)
     if exclude is not None:

@@ -61,8 +61,10 @@ def parse_budget(budget: int | str | float) -> Budget:
         raise BudgetError(f"memory_budget={budget!r}: write {_EXAMPLES}")
     if isinstance(budget, str):
         return _parse_text(budget)
+    if isinstance(budget, float) and not (math.isfinite(budget) and budget > 0):
+        raise BudgetError(f"memory_budget={budget!r} cannot be: write {_EXAMPLES}")
     if isinstance(budget, float) and not budget.is_integer():
-        hint = f'"{budget:.0%}"' if 0 < budget <= 1 else f'"{budget:g}GiB"'
+        hint = f'"{100 * budget:g}%"' if budget <= 1 else f'"{budget:g}GiB"'
         raise BudgetError(f"memory_budget={budget!r} has no unit: did you mean {hint}?")
     if 0 < budget < _SMALLEST:
         hint = '"100%"' if budget == 1 and isinstance(budget, float) else f'"{int(budget)}GiB"'
@@ -85,8 +87,8 @@ def _parse_text(text: str) -> Budget:
         return Budget(share=number / 100)
     factor = _UNITS.get(unit.upper())
     if factor is None:
-        hint = f": did you mean {match[1]}{_likely(unit)!s}?" if unit else ""
-        raise BudgetError(f"memory_budget={text!r} has no known unit{hint} Write {_EXAMPLES}")
+        hint = f"did you mean {match[1]}{_likely(unit)}?"
+        raise BudgetError(f"memory_budget={text!r} has no known unit: {hint} Write {_EXAMPLES}")
     return _bytes(int(number * factor), repr(text))
 
 
@@ -117,25 +119,33 @@ class Reserve:
     """The part of the budget that plans leave free, learned while training.
 
     The allocator holds more than is in use: rounding, fragments between tensors of varying size,
-    workspaces. How much cannot be known in advance. The reserve starts at 3 % of the budget. When a
+    workspaces. How much cannot be known in advance. The reserve starts at 3 % of the budget, or at
+    the holes that the allocator's pages may leave, where these are more (but not over 5 %). When a
     step near the limit makes the allocator take more from the device, what it then holds beyond
-    what is in use is evidence; when it had to give cached memory back and try again, plans were too
-    tight. Without such a sign over many steps near the limit the reserve shrinks again. It may grow
-    to a quarter of the budget where the allocator leaves fragments, to 3 % where it does not.
+    what is in use is evidence; when it had to give cached memory back and try again, plans were
+    tight, and when it ran out of memory, too tight. Without such a sign over many steps near the
+    limit the reserve shrinks to where it started. Where the allocator leaves fragments it may grow
+    to a quarter of the budget; where it does not, only running out of memory makes it grow far.
     """
 
-    _FIRST, _LEAST = 0.03, 0.01
-    _PATIENCE = 50
+    _FIRST, _PATIENCE = 0.03, 50
 
-    def __init__(self, budget_bytes: int, *, fragments: bool) -> None:
+    def __init__(self, budget_bytes: int, *, fragments: bool = False, hole_bytes: int = 0) -> None:
         self._budget = budget_bytes
-        self._most = 0.25 if fragments else 0.03
-        self.bytes = int(self._FIRST * budget_bytes)
+        self._least = int(min(max(self._FIRST * budget_bytes, hole_bytes), 0.05 * budget_bytes))
+        self._most = budget_bytes // 4 if fragments else self._least
+        self.bytes = self._least
         self._quiet_steps = 0
 
     def near_limit(self, peak_bytes: int) -> bool:
         """Whether a step's peak was high enough to learn from."""
         return peak_bytes >= 0.98 * (self._budget - self.bytes)
+
+    def ran_out(self, times: int) -> None:
+        """The allocator has run out of memory: the plans left too little."""
+        step = self._budget // 100
+        self._most = min(max(self._most, self.bytes + times * step), self._budget // 4)
+        self._set(self.bytes + times * step)
 
     def learn(self, *, peak_bytes: int, held_bytes: int, grew: bool, retries: int) -> None:
         """A step peaked at `peak_bytes` in use while the allocator held `held_bytes`."""
@@ -151,6 +161,5 @@ class Reserve:
                 self._set(int(0.9 * self.bytes))
 
     def _set(self, number: int) -> None:
-        least, most = self._LEAST * self._budget, self._most * self._budget
-        self.bytes = math.floor(min(max(number, least), most))
+        self.bytes = min(max(number, self._least), self._most)
         self._quiet_steps = 0

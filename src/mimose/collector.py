@@ -24,7 +24,7 @@ from mimose.buffers import Snapshot, places_in
 from mimose.clock import Clock
 from mimose.inputs import InputSize
 from mimose.memory import Meter, Reading
-from mimose.observations import Observation, Run, StepObservation
+from mimose.observations import Observation, Pattern, Run, StepObservation
 from mimose.recompute import Listener
 from mimose.trees import argument_tensors, tensors_in
 
@@ -78,6 +78,7 @@ class Ride(Listener):
         self.peak = 0
         """The highest reading of the step."""
         self._spoiled = False
+        self._over = False
 
     def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> None:
         """A block's forward is about to start."""
@@ -111,7 +112,13 @@ class Ride(Listener):
             self._settle_idle_inputs()
             self._head_forward = max(self._head_forward, self._read().peak - self._base)
 
+    def spoil(self) -> None:
+        """What is seen of this step will not count: something of the last one dies in it."""
+        self._spoiled = True
+
     def before_recompute(self, block: int) -> None:
+        if self._over:  # one more backward through the same graph
+            return
         reading = self._read()
         assert self._base is not None
         run = self._runs[block]
@@ -127,6 +134,8 @@ class Ride(Listener):
         run.begun = self._clock.mark()
 
     def after_recompute(self, block: int) -> None:
+        if self._over:
+            return
         run = self._runs[block]
         run.ended = self._clock.mark()
         reading = self._read()
@@ -137,19 +146,27 @@ class Ride(Listener):
         self._latest = run
 
     def backward_ends(self, block: int) -> None:
-        if block == 0 and self._latest is not None and self._tail is None:
+        if block == 0 and not self._over and self._latest is not None and self._tail is None:
             self._latest.back = max(self._latest.back, self._read().peak - self._latest.after)
             self._tail = 0
 
     def backward_over(self) -> None:
         """The step's backward is done."""
         reading = self._read()
+        self._over = True
         if self._latest is None or self._base is None:
             return
         if self._tail is None:
             self._latest.back = max(self._latest.back, reading.peak - self._latest.after)
         self._note_born()
         self._tail = reading.peak - self._base + self._stale_bytes - self._born
+
+    @property
+    def born(self) -> tuple[Pattern, tuple[int, ...]] | None:
+        """The step's runs and the gradients born before each, if any were."""
+        if not self._born_in_step or not self._over:
+            return None
+        return tuple(run.key for run in self._runs), tuple(run.born for run in self._runs)
 
     def observation(self, size: InputSize) -> StepObservation | None:
         """What was seen; None if it does not count, since nothing was recomputed, say.
@@ -253,6 +270,8 @@ class Shuttle(Ride):
 
     def after_recompute(self, block: int) -> None:
         super().after_recompute(block)
+        if self._over:
+            return
         run = self._runs[block]
         run.saved, run.spike, run.begun, run.ended = self._looked[block]
 

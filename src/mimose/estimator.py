@@ -18,13 +18,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from mimose.inputs import InputSize, Layout
+from mimose.inputs import InputSize
 from mimose.observations import Pattern, StepObservation
+from mimose.shapes import Shape
 from mimose.timeline import Profile, RunCost, peak
 
 _Floats = npt.NDArray[np.float64]
 
 _QUANTITIES = ("start", "forward", "entry", "saved", "spike", "back", "out_saved", "in_idle")
+_IS_PEAK = tuple(name in ("forward", "spike", "back") for name in _QUANTITIES)
 _OF_STEP = 3
 """How many quantities are of the step, not of a run: the head's two and the tail."""
 _FAIR_ERROR = 0.02
@@ -90,17 +92,29 @@ class Estimator:
         smallest = min(larger, key=lambda other: sum(r.saved_bytes for r in self._seen[other].runs))
         return self._seen[smallest].profile()
 
+    def sharing(self, size: InputSize) -> InputSize:
+        """The size whose plan `size` may share: itself, or one that is hardly larger."""
+        if self._fit is None or not self.ready:
+            return size
+        return size.rounded_up(self._fit.shape.varying)
+
     def _drop_one(self) -> None:
-        """Forget the size whose neighbours are nearest: what remains covers the range."""
-        sizes = sorted(self._seen, key=lambda size: size.dims)
-        volume = [sum(run.saved_bytes for run in self._seen[size].runs) for size in sizes]
-        gaps = [volume[i + 1] - volume[i - 1] for i in range(1, len(sizes) - 1)]
-        del self._seen[sizes[1 + int(np.argmin(gaps))]]
+        """Forget the size whose neighbours are nearest; not one that marks the range's end."""
+        dims = np.array([size.dims for size in self._seen])
+        ends = {int(i) for i in (*dims.argmin(0), *dims.argmax(0))}
+        volume = {
+            size: sum(run.saved_bytes for run in seen.runs) for size, seen in self._seen.items()
+        }
+        at_end = {size for i, size in enumerate(self._seen) if i in ends}
+        order = sorted(volume, key=lambda size: volume[size])
+        inner = [i for i in range(1, len(order) - 1) if order[i] not in at_end]
+        gap = {i: volume[order[i + 1]] - volume[order[i - 1]] for i in inner}
+        del self._seen[order[min(gap, key=lambda i: gap[i])] if gap else order[0]]
 
 
 @dataclass(slots=True)
 class _Fit:
-    shape: _Shape
+    shape: Shape
     points: _Floats
     """The varying dimensions of each observation."""
     values: _Floats
@@ -113,7 +127,18 @@ class _Fit:
 
     @classmethod
     def of(cls, observations: list[StepObservation]) -> _Fit | None:
-        shape = _Shape.of([o.size for o in observations])
+        """The fit of these, with the dimension for the batch that explains them best."""
+        best: _Fit | None = None
+        for shape in Shape.of([o.size for o in observations]).alternatives():
+            fit = cls.with_shape(shape, observations)
+            if fit is not None and (best is None or fit.error < best.error):
+                best = fit
+            if best is not None and best.error <= _FAIR_ERROR:
+                break
+        return best
+
+    @classmethod
+    def with_shape(cls, shape: Shape, observations: list[StepObservation]) -> _Fit | None:
         points = np.array([shape.point(o.size) for o in observations], float)
         features = shape.features(points)
         if len(observations) <= features.shape[1]:
@@ -123,23 +148,14 @@ class _Fit:
         if rank < features.shape[1]:
             return None
         left_out = _leave_one_out(features, values, coefficients)
-        peaks = np.array(
-            [_peaks(_profile(o.size, row, o)) for o, row in zip(observations, values, strict=True)]
-        )
-        guesses = np.array(
-            [
-                _peaks(_profile(o.size, row, o))
-                for o, row in zip(observations, left_out, strict=True)
-            ]
-        )
-        error = float(np.max(np.abs(guesses - peaks) / peaks))
-        kinked = np.max(np.abs(values - left_out) / peaks[:, :1], axis=0) > _EXACT_ERROR
+        peaks = _all_peaks(observations, values)
+        error = float(np.max(np.abs(_all_peaks(observations, left_out) - peaks) / peaks))
         return cls(
             shape=shape,
             points=points,
             values=values,
             coefficients=coefficients,
-            kinked=kinked,
+            kinked=np.max(np.abs(values - left_out) / peaks[:, :1], axis=0) > _EXACT_ERROR,
             error=error,
             times=_Times.of(observations),
             fixed=tuple(run.fixed for run in observations[-1].runs),
@@ -153,7 +169,9 @@ class _Fit:
         if (point > high * (1 + _REACH)).any():
             return None
         row = self.shape.features(point[None])[0] @ self.coefficients
-        if self.kinked.any():
+        if (point < self.points.min(0)).any():
+            row = self._mind_what_is_below(row)
+        elif self.kinked.any():
             row = self._mind_kinks(point, row)
         beyond = float(np.max((point - high) / high, initial=0.0))
         if beyond > 0:
@@ -165,19 +183,23 @@ class _Fit:
         point = self.shape.covering_point(size)
         return point is not None and bool((point <= self.points.max(0)).all())
 
+    def _mind_what_is_below(self, row: _Floats) -> _Floats:
+        """Below the range a peak may have a kink that nobody has seen: take the smallest seen."""
+        smallest = self.values[int(self.values.sum(1).argmin())]
+        is_peak = np.ones(len(row), bool)
+        is_peak[:-_OF_STEP] = np.tile(_IS_PEAK, len(self.fixed))
+        return np.where(is_peak, np.maximum(row, smallest), row)
+
     def _mind_kinks(self, point: _Floats, row: _Floats) -> _Floats:
         """What a kinked quantity is at most, as far as observations tell."""
-        if len(point) == 1:
-            at = self.points[:, 0]
+        at = self.points[:, 0]
+        if len(point) == 1 and point[0] <= at.max():
             order = np.argsort(at)
-            right = int(np.searchsorted(at[order], point[0]))
-            if right < len(at):  # within the range, or below: then the smallest observation bounds
-                high, low = order[right], order[max(0, right - 1)]
-                width = at[high] - at[low]
-                share = (point[0] - at[low]) / width if width else 1.0
-                chord = self.values[low] + share * (self.values[high] - self.values[low])
-                bound = np.maximum(row, chord) if width else self.values[high]
-                return np.where(self.kinked, bound, row)
+            right = max(1, int(np.searchsorted(at[order], point[0])))
+            high, low = order[right], order[right - 1]
+            share = (point[0] - at[low]) / (at[high] - at[low])
+            chord = self.values[low] + share * (self.values[high] - self.values[low])
+            return np.where(self.kinked, np.maximum(row, chord), row)
         fitted = self.shape.features(self.points) @ self.coefficients
         short = (self.values - fitted) / np.maximum(fitted, 1)
         return np.where(self.kinked, row * (1 + np.maximum(short.max(0), 0)), row)
@@ -186,56 +208,6 @@ class _Fit:
         table = row[:-_OF_STEP].reshape(-1, len(_QUANTITIES))
         times = self.times.at(table[:, _QUANTITIES.index("saved")])
         return _assemble(size, row, times, self.fixed)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """Which dimensions vary, which vary together, and which of them is the batch."""
-
-    layout: Layout
-    constants: tuple[tuple[int, int], ...]
-    """Positions that never varied, with their value."""
-    symbols: tuple[tuple[int, ...], ...]
-    """Positions that were always equal, a group each."""
-    batch: int | None
-    """The symbol that is the batch, if the batch varies."""
-
-    @classmethod
-    def of(cls, sizes: Sequence[InputSize]) -> _Shape:
-        columns = list(zip(*(size.dims for size in sizes), strict=True))
-        constants: list[tuple[int, int]] = []
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for position, column in enumerate(columns):
-            if len(set(column)) == 1:
-                constants.append((position, column[0]))
-            else:
-                groups.setdefault(column, []).append(position)
-        symbols = tuple(tuple(positions) for positions in groups.values())
-        batch = next((i for i, positions in enumerate(symbols) if 0 in positions), None)
-        return cls(sizes[0].layout, tuple(constants), symbols, batch)
-
-    def point(self, size: InputSize) -> list[int]:
-        return [size.dims[positions[0]] for positions in self.symbols]
-
-    def covering_point(self, size: InputSize) -> _Floats | None:
-        """The varying dimensions of a size that is at least `size` and has this shape."""
-        if size.layout != self.layout:
-            return None
-        if any(size.dims[position] > value for position, value in self.constants):
-            return None
-        return np.array(
-            [max(size.dims[position] for position in group) for group in self.symbols], float
-        )
-
-    def features(self, points: _Floats) -> _Floats:
-        """1, then the batch times each monomial of the other dimensions up to degree two."""
-        count = len(points)
-        batch = np.ones(count) if self.batch is None else points[:, self.batch]
-        others = [points[:, i] for i in range(points.shape[1]) if i != self.batch]
-        monomials = [] if self.batch is None else [np.ones(count)]
-        monomials += others
-        monomials += [a * b for i, a in enumerate(others) for b in others[i:]]
-        return np.stack([np.ones(count), *(batch * m for m in monomials)], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +264,16 @@ def _row(o: StepObservation) -> list[int]:
 
 
 def _leave_one_out(features: _Floats, values: _Floats, coefficients: _Floats) -> _Floats:
-    """What each observation would be predicted as by a fit of all the others."""
+    """What each observation would be predicted as by a fit of all the others.
+
+    The smallest and the largest stay as they are: a fit of the others would have to reach beyond
+    its range for them, as predictions never do.
+    """
     projection = features @ np.linalg.pinv(features)
     leverage = np.clip(np.diag(projection), 0, 1 - 1e-6)
     residual: _Floats = (values - features @ coefficients) / (1 - leverage)[:, None]
+    volume = values.sum(1)
+    residual[[int(volume.argmin()), int(volume.argmax())]] = 0
     return values - residual
 
 
@@ -314,6 +292,12 @@ def _assemble(size: InputSize, row: _Floats, times: _Floats, fixed: tuple[bool, 
         for costs, time, is_fixed in zip(numbers, nanoseconds, fixed, strict=True)
     )
     return Profile(size, runs, *row[-_OF_STEP:].round().astype(np.int64).tolist())
+
+
+def _all_peaks(observations: Sequence[StepObservation], rows: _Floats) -> _Floats:
+    """The peaks, all kept and all recomputed, of each observation if its values were these."""
+    pairs = zip(observations, rows, strict=True)
+    return np.array([_peaks(_profile(o.size, row, o)) for o, row in pairs], float)
 
 
 def _peaks(profile: Profile) -> tuple[float, float]:

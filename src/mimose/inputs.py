@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,13 +42,17 @@ class InputSize:
         pairs = zip(self.dims, other.dims, strict=True)
         return InputSize(self.layout, tuple(max(pair) for pair in pairs))
 
-    def rounded_up(self) -> InputSize:
-        """The size whose plan this one may share: at most 0.4 % larger in any dimension."""
+    def rounded_up(self, positions: Container[int] | None = None) -> InputSize:
+        """A size that is at most 0.4 % larger in any dimension, or in those at `positions`."""
         if max(self.dims, default=0) < 512:
             return self
-        grain = [1 << max(0, d.bit_length() - 9) for d in self.dims]
-        pairs = zip(self.dims, grain, strict=True)
-        return InputSize(self.layout, tuple(-(-d // g) * g for d, g in pairs))
+        return InputSize(
+            self.layout,
+            tuple(
+                _rounded(d) if positions is None or i in positions else d
+                for i, d in enumerate(self.dims)
+            ),
+        )
 
     def __str__(self) -> str:
         shapes, at = [], 0
@@ -68,14 +73,19 @@ def input_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> InputSize:
     dims: list[int] = []
     for index, value in enumerate(args):
         _collect(str(index), value, layout, dims)
-    for name, value in kwargs.items():
-        _collect(name, value, layout, dims)
+    for name in sorted(kwargs):
+        _collect(name, kwargs[name], layout, dims)
     if not layout:
         raise ArgumentError(
             "the forward got no tensors, so its input has no size: pass "
             "input_size=lambda *args, **kwargs: … that returns one number or several"
         )
     return InputSize(tuple(layout), tuple(dims))
+
+
+def _rounded(dimension: int) -> int:
+    grain = 1 << max(0, dimension.bit_length() - 9)
+    return -(-dimension // grain) * grain
 
 
 def _collect(name: str, value: Any, layout: list[tuple[str, int]], dims: list[int]) -> None:
@@ -95,8 +105,12 @@ def measured_by(
 ) -> InputSize:
     """The size of a batch by a user's own function."""
     measure = function(*args, **kwargs)
-    numbers = (measure,) if isinstance(measure, int) else tuple(measure)
-    if not numbers or not all(isinstance(n, int) and n >= 0 for n in numbers):
+    try:
+        several = measure if isinstance(measure, Iterable) else (measure,)
+        numbers = tuple(operator.index(number) for number in several)
+    except TypeError:
+        numbers = ()
+    if not numbers or min(numbers) < 0:
         raise ArgumentError(
             f"input_size= returned {measure!r}: return one whole number or several, e.g. "
             "lambda input_ids, **_: tuple(input_ids.shape)"

@@ -47,8 +47,12 @@ class Knowledge:
         self._estimators[key].learn(observation)
         self._prefer(observation.size.layout)
         if observation.gradients_born:
-            self._born[observation.pattern] = observation.born_bytes
+            self.note_born(observation.pattern, observation.born_bytes)
         self.version += 1
+
+    def note_born(self, pattern: Pattern, born_bytes: tuple[int, ...]) -> None:
+        """Gradients came into being in this order: exact, whatever else the step was like."""
+        self._born[pattern] = born_bytes
 
     def predict(self, size: InputSize) -> Profile | None:
         """The profile at `size`, without born gradients; None where too little is known."""
@@ -69,6 +73,11 @@ class Knowledge:
         """The runs that a step of this size is expected to have."""
         estimator = self._estimator_for(size)
         return None if estimator is None else estimator.pattern
+
+    def sharing(self, size: InputSize) -> InputSize:
+        """The size whose plan `size` may share: itself, or one that is hardly larger."""
+        estimator = self._estimator_for(size)
+        return size if estimator is None else estimator.sharing(size)
 
     def born_bytes(self, pattern: Pattern, missing_bytes: int) -> tuple[int, ...]:
         """Gradients that will be born before each run's recompute, if so much is missing now."""

@@ -27,8 +27,10 @@ class Reading(NamedTuple):
     held: int
     """What the allocator has taken from the device, cached memory included."""
     peak_held: int
-    retries: int
+    retries: int = 0
     """How often the allocator had to give cached memory back before it could go on."""
+    failures: int = 0
+    """How often it ran out of memory all the same."""
 
 
 class Meter(ABC):
@@ -37,6 +39,8 @@ class Meter(ABC):
     device_bytes: int
     private = False
     """Whether nobody else reads these peaks, so that they may be reset at any time."""
+    hole_bytes = 0
+    """What the allocator's pages may leave unused between tensors, whatever the budget."""
 
     @abstractmethod
     def read(self) -> Reading: ...
@@ -76,6 +80,8 @@ def meter_for(device: torch.device) -> Meter:
 class CudaMeter(Meter):
     """Reads the caching allocator's statistics, by the cheapest call there is."""
 
+    hole_bytes = 112 << 20  # it takes and gives back large tensors' memory in pages of 20 MiB
+
     def __init__(self, device: torch.device) -> None:
         self._index = device.index if device.index is not None else torch.cuda.current_device()
         self.device_bytes = torch.cuda.get_device_properties(self._index).total_memory
@@ -93,6 +99,7 @@ class CudaMeter(Meter):
             held["current"],
             held["peak"],
             statistics["num_alloc_retries"],
+            statistics["num_ooms"],
         )
 
     def reset_peak(self) -> None:
@@ -139,7 +146,7 @@ class CpuMeter(Meter):
 
     def read(self) -> Reading:
         mode = self._mode
-        return Reading(mode.in_use, mode.peak, mode.in_use, mode.peak, 0)
+        return Reading(mode.in_use, mode.peak, mode.in_use, mode.peak, 0, mode.failures)
 
     def reset_peak(self) -> None:
         self._mode.peak = self._mode.in_use
@@ -148,12 +155,12 @@ class CpuMeter(Meter):
         return max(0, self.device_bytes - self._mode.in_use)
 
     def limit(self, number_of_bytes: int | None) -> None:
-        self._mode.limit = number_of_bytes
+        self._mode.set_limit(id(self), number_of_bytes)
 
     def close(self) -> None:
         if self._open:
             self._open = False
-            self._mode.limit = None
+            self.limit(None)
             self._mode.release()
 
 
@@ -165,6 +172,8 @@ class _StorageCounter(TorchDispatchMode):
         self.in_use = 0
         self.peak = 0
         self.limit: int | None = None
+        self.failures = 0
+        self._limits: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._users = 0
         self._lock = threading.RLock()
@@ -177,6 +186,13 @@ class _StorageCounter(TorchDispatchMode):
             cls._shared.__enter__()  # type: ignore[no-untyped-call]
         cls._shared._users += 1
         return cls._shared
+
+    def set_limit(self, meter: int, number_of_bytes: int | None) -> None:
+        """The smallest limit of all meters holds."""
+        self._limits.pop(meter, None)
+        if number_of_bytes is not None:
+            self._limits[meter] = number_of_bytes
+        self.limit = min(self._limits.values(), default=None)
 
     def release(self) -> None:
         self._users -= 1
@@ -194,6 +210,7 @@ class _StorageCounter(TorchDispatchMode):
             for tensor in tensors_in(out):
                 self._count(tensor)
         if self.limit is not None and self.in_use > self.limit:
+            self.failures += 1
             raise torch.OutOfMemoryError(
                 f"{func}: {self.in_use} bytes in use, the limit is {self.limit}"
             )

@@ -129,6 +129,15 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class Floor:
+    """What is known of a model without training it; the budget only where it is not relative."""
+
+    budget_bytes: int | None
+    parameter_bytes: int
+    gradient_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Why a batch of this size gets this plan."""
 
@@ -158,12 +167,14 @@ class Explanation:
                 f"budget {text_of(self.budget_bytes)}, of which {text_of(self.reserve_bytes)} "
                 "in reserve"
             )
+        floor = f"parameters {text_of(self.parameter_bytes)}"
+        if self.base_bytes:
             other = max(0, self.base_bytes - self.parameter_bytes)
-            lines.append(
-                f"in use at the start: {text_of(self.base_bytes)} (parameters "
-                f"{text_of(self.parameter_bytes)}, optimizer state and other {text_of(other)}); "
-                f"gradients take {text_of(self.gradient_bytes)}"
+            floor = (
+                f"in use at the start: {text_of(self.base_bytes)} ({floor}, optimizer state and "
+                f"other {text_of(other)})"
             )
+        lines.append(f"{floor}; gradients take {text_of(self.gradient_bytes)}")
         if self.profile is None or self.plan is None:
             lines.append("nothing is known of this size yet: every block will be recomputed")
             return "\n".join(lines)
@@ -199,19 +210,20 @@ def explain_plan(
     planner: Planner,
     setting: Setting | None,
     base_bytes: int,
+    floor: Floor,
 ) -> Explanation:
     """Put together what is known of a size."""
-    if setting is None:
-        return Explanation(size, tuple(blocks))
     common: dict[str, Any] = {
         "size": size,
         "blocks": tuple(blocks),
-        "budget_bytes": setting.budget_bytes,
-        "reserve_bytes": setting.reserve.bytes,
+        "budget_bytes": floor.budget_bytes,
         "base_bytes": base_bytes,
-        "parameter_bytes": setting.parameter_bytes,
-        "gradient_bytes": setting.gradient_bytes,
+        "parameter_bytes": floor.parameter_bytes,
+        "gradient_bytes": floor.gradient_bytes,
     }
+    if setting is None:
+        return Explanation(**common)
+    common["reserve_bytes"] = setting.reserve.bytes
     profile, pattern = knowledge.predict(size), knowledge.pattern_for(size)
     profile = profile or knowledge.bound(size)
     if profile is None or pattern is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,12 +31,15 @@ from mimose.memory import Reading
 from mimose.observations import StepObservation
 from mimose.plan import Plan, PlanCache
 from mimose.planners import Planner, planner_named
-from mimose.report import Explanation, Stats, explain_plan
+from mimose.report import Explanation, Floor, Stats, explain_plan
 from mimose.setting import Setting
 from mimose.steps import ObservedStep, PlannedStep, Step
 from mimose.trees import tensors_in
 
 log = logging.getLogger("mimose")
+
+_MOST_SURPRISES = 16
+"""How often a block that no plan knew makes the next step an observed one."""
 
 _COLLECTORS: dict[str, type[Ride]] = {"ride": Ride, "shuttle": Shuttle}
 
@@ -121,6 +125,9 @@ class Mimose:
         self._step: Step | None = None
         self._last_step: Step | None = None
         self._unread: list[ObservedStep] = []
+        self._surprises = 0
+        self._look_again = False
+        self._after_broken_step = False
         self._announced_size: InputSize | None = None
         self._setting: Setting | None = None
         self._attachment: Attachment | None = None
@@ -189,7 +196,16 @@ class Mimose:
             planner=self._planner,
             setting=self._setting,
             base_bytes=self._stats.last_base_bytes,
+            floor=self._floor(),
         )
+
+    def _floor(self) -> Floor:
+        if self._setting is not None:
+            setting = self._setting
+            return Floor(setting.budget_bytes, setting.parameter_bytes, setting.gradient_bytes)
+        parameters = list(self._root.module.parameters())
+        trained = sum(p.nbytes for p in parameters if p.requires_grad)
+        return Floor(self.budget_bytes, sum(p.nbytes for p in parameters), trained)
 
     # What the blocks and the root ask
 
@@ -205,10 +221,13 @@ class Mimose:
         """The root's forward is called in training."""
         assert self._attachment is not None
         self._attachment.take_seats()
+        if self._setting is None:
+            self._take_over()
         size = self._size_of(args, kwargs)
         step = self._step
         if step is not None and not step.over:
             if step.abandoned:
+                self._after_broken_step = step.broken
                 self._step = None
             else:
                 step.another_pass(size)
@@ -231,7 +250,7 @@ class Mimose:
     def _open(self, args: Any, kwargs: Any) -> Step:
         if self._setting is None:
             self._setting = Setting(self._root.module, self._budget, enforce=self._enforce)
-            self._take_over()
+            weakref.finalize(self._root.module, self._setting.close)
         self._read_observations()
         size = self._announced_size or self._size_of(args, kwargs)
         self._announced_size = None
@@ -253,9 +272,10 @@ class Mimose:
 
     def _planned(self, setting: Setting, size: InputSize, reading: Reading) -> PlannedStep | None:
         """The step under the plan for this size, if enough is known of it."""
-        shared = size.rounded_up()
+        shared = self._knowledge.sharing(size)
         pattern = self._knowledge.pattern_for(shared)
-        if pattern is None:
+        if pattern is None or self._look_again:
+            self._look_again = False
             return None
         available = setting.rounded(setting.available(reading) - self._knowledge.margin)
         stale = setting.rounded(self._stale.expected())
@@ -291,10 +311,15 @@ class Mimose:
     def _observed(self, setting: Setting, size: InputSize) -> ObservedStep:
         setting.meter.reset_peak()
         ride = self._collector(setting.meter, setting.clock, setting.parameters, self._stale)
+        if self._after_broken_step:  # the engine lets go of its memory in the middle of this one
+            ride.spoil()
+            self._after_broken_step = False
         return ObservedStep(size, ride, self._observed_step_over)
 
     def _observed_step_over(self, step: ObservedStep) -> None:
         self._stats.observed_step_over(step)
+        if step.ride.born is not None:
+            self._knowledge.note_born(*step.ride.born)
         if self._stats.steps > 1:  # the first has no optimizer state and makes workspaces
             self._unread.append(step)
 
@@ -306,6 +331,9 @@ class Mimose:
         self._setting.learn_reserve(reading, real or step.predicted_peak)
         if real is not None:
             self._knowledge.peaked(step.size, real - step.predicted_peak)
+        if step.surprised and self._surprises < _MOST_SURPRISES:
+            self._surprises += 1
+            self._look_again = True
 
     def _read_observations(self) -> None:
         """Learn from observed steps: at once, and again when the device can tell the times."""

@@ -27,12 +27,14 @@ class Setting:
         self.meter = meter_for(self.device)
         reading = self.meter.read()
         self.budget_bytes = _settled(budget, self.meter, reading, self.device)
-        self.reserve = Reserve(self.budget_bytes, fragments=self.meter.fragments)
+        self.reserve = Reserve(
+            self.budget_bytes, fragments=self.meter.fragments, hole_bytes=self.meter.hole_bytes
+        )
         self._grain = max(1, self.budget_bytes >> 13)
-        self._peak_held, self._retries = reading.peak_held, reading.retries
+        self._peak_held, self._last = reading.peak_held, reading
         if enforce:
             # The allocator's count of what it holds may run over its limit by a few pages.
-            self.meter.limit(self.budget_bytes - self.budget_bytes // 400)
+            self.meter.limit(self.budget_bytes - self.budget_bytes // 500)
 
     def close(self) -> None:
         """Lift the limit, stop counting, hold on to nothing."""
@@ -42,6 +44,9 @@ class Setting:
 
     def available(self, reading: Reading) -> int:
         """Bytes that a step may rise above its start."""
+        if reading.failures > self._last.failures:
+            self.reserve.ran_out(reading.failures - self._last.failures)
+            self._last = reading
         return self.budget_bytes - self.reserve.bytes - reading.in_use
 
     def rounded(self, number_of_bytes: int) -> int:
@@ -71,10 +76,10 @@ class Setting:
             peak_bytes=peak_bytes,
             held_bytes=reading.peak_held,
             grew=reading.peak_held > self._peak_held,
-            retries=reading.retries - self._retries,
+            retries=reading.retries - self._last.retries,
         )
         self._peak_held = max(self._peak_held, reading.peak_held)
-        self._retries = reading.retries
+        self._last = reading
 
 
 def _device_of(model: nn.Module) -> torch.device:

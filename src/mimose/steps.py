@@ -31,7 +31,8 @@ class Step(ABC):
         self._when_over = when_over
         self.first_block = -1
         """The index of the block that ran first; the next pass begins with it again."""
-        self._graph: weakref.ref[_Sentinel] | None = None
+        self._graphs: list[weakref.ref[_Sentinel]] = []
+        self._watch_next = True
         self._in_backward = False
 
     @abstractmethod
@@ -43,24 +44,31 @@ class Step(ABC):
 
     def another_pass(self, size: InputSize) -> None:
         """One more forward begins before the backward."""
+        self._watch_next = True
         if size.layout == self.size.layout:
             self.size = self.size.joined(size)
 
     @property
     def abandoned(self) -> bool:
-        """Whether its graph is gone, or its backward broke off: the next forward is a new step."""
-        if self._in_backward:
-            return True
-        return self._graph is not None and self._graph() is None
+        """Whether its graphs are gone, or its backward broke off: a new step comes then."""
+        return self.broken or (
+            bool(self._graphs) and all(graph() is None for graph in self._graphs)
+        )
+
+    @property
+    def broken(self) -> bool:
+        """Whether its backward has begun and never ended."""
+        return self._in_backward and not self.over
 
     def watch(self, inputs: Any, out: Any) -> None:
         """Learn from a run's output when the backward comes, and whether it still can."""
         node = next((t.grad_fn for t in tensors_in(out) if t.grad_fn is not None), None)
         if node is None:
             return
+        self._watch_next = False
         sentinel = _Sentinel(self)
-        if self._graph is None or self._graph() is None:
-            self._graph = weakref.ref(sentinel)
+        self._graphs = [graph for graph in self._graphs if graph() is not None]
+        self._graphs.append(weakref.ref(sentinel))
         node.register_prehook(sentinel.backward_arrives)
 
     def backward_arrives(self) -> None:
@@ -95,7 +103,7 @@ class ObservedStep(Step):
         self.learned = False
 
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
-        if self._graph is None:
+        if self._watch_next:
             seat.after = self.watch
         self.ride.run_begins(seat, args, kwargs)
         return True
@@ -124,15 +132,21 @@ class PlannedStep(Step):
         self.plan = plan
         self.start = start
         self._again = again
+        self.surprised = False
+        """Whether a block ran that the plan does not know."""
         self._counts: dict[int, int] = {}
 
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
-        if self._graph is None:
+        if self._watch_next:
             seat.after = self.watch
         index = seat.index
         nth = self._counts.get(index, 0)
         self._counts[index] = nth + 1
-        return self._again.get((index, nth), True)
+        again = self._again.get((index, nth))
+        if again is None:
+            self.surprised = True
+            return True
+        return again
 
     def another_pass(self, size: InputSize) -> None:
         """A larger second input than the plan was made for: from here on, everything again."""

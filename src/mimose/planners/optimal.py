@@ -13,11 +13,13 @@ from mimose.planners.base import Planner
 from mimose.planners.trivial import RecomputeAll
 from mimose.timeline import Profile, RunCost
 
-_FEW = 64
+_FEW = 24
 """Up to this many prefixes plain lists are faster than arrays."""
 
 _MANY = 4096
 """Beyond this many prefixes, those that differ by next to nothing in time are thinned out."""
+
+_NO_BOUND = 1 << 62
 
 _THINNING = 0.005
 """The share of the best known time that thinning may cost over the whole scan."""
@@ -66,19 +68,34 @@ def _cheapest(profile: Profile, available: int) -> tuple[bool, ...] | None:
     runs = profile.runs
     can_finish, can_keep_all = _limits(profile, available)
     fronts = [_Front([0], [0], [0], [False])]
-    best_time, best_at = 1 << 62, (-1, -1)
+    best_time, best_at = _simple_bound(runs, available, can_keep_all), (-1, -1)
     for k in range(len(runs) + 1):
         front = fronts[k]
         done = _last_below(front.kept, can_keep_all[k])
         if done >= 0 and front.spent[done] < best_time:
             best_time, best_at = int(front.spent[done]), (k, done)
         if k < len(runs):
-            slack = best_time * _THINNING / len(runs) if best_at[0] >= 0 else 0.0
+            slack = best_time * _THINNING / len(runs) if best_time < _NO_BOUND else 0.0
             extend = _extend_few if len(front.kept) <= _FEW else _extend_many
             fronts.append(
                 extend(front, done + 1, runs[k], available, can_finish[k + 1], best_time, slack)
             )
     return None if best_at[0] < 0 else _choices(fronts, best_at, len(runs))
+
+
+def _simple_bound(runs: tuple[RunCost, ...], available: int, can_keep_all: list[int]) -> int:
+    """A little over the time of the first plan that fits of a simple kind.
+
+    The shortest beginning recomputed and all the rest kept; else everything recomputed.
+    """
+    time = 0
+    for k, run in enumerate(runs):
+        if can_keep_all[k] >= 0:
+            return time + 1
+        if run.need_recomputed > available:
+            return _NO_BOUND
+        time += 0 if run.fixed else run.nanoseconds
+    return time + 1 if can_keep_all[-1] >= 0 else _NO_BOUND
 
 
 def _limits(profile: Profile, available: int) -> tuple[list[int], list[int]]:
@@ -142,7 +159,7 @@ def _extend_many(
     keeping = np.flatnonzero(kept <= may_keep)
     all_kept = np.concatenate([kept[keeping] + run.growth, kept[recomputing]])
     all_spent = np.concatenate([spent[keeping], spent[recomputing] + cost])
-    order = np.lexsort((all_spent, all_kept))
+    order = np.argsort(all_kept, kind="stable")  # two sorted runs: a merge
     ordered = all_spent[order]
     lowest = np.minimum.accumulate(np.concatenate([[bound], ordered[:-1]]))
     order = order[ordered < lowest]

@@ -21,7 +21,6 @@ class Static(Planner):
     def __init__(self, planner: Planner | None = None) -> None:
         self._planner = planner or Optimal()
         self._frozen: tuple[bool, ...] = ()
-        self._available = 0
         self._largest = -1
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:

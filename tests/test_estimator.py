@@ -1,0 +1,494 @@
+"""What was seen at some sizes tells others: exactly where bytes are polynomials, never too low."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from chains import steady
+from mimose.estimator import Estimator
+from mimose.inputs import InputSize
+from mimose.knowledge import Knowledge
+from mimose.observations import Observation, Pattern, StepObservation
+from mimose.timeline import Profile, peak
+
+Law = Callable[[tuple[int, ...]], list[int]]
+"""The monomials that bytes are made of at some dimensions."""
+
+LAYOUT = (("0", 2),)
+PATTERN = ((0, 0), (1, 0), (2, 0))
+BYTES = ("start", "forward", "entry", "saved", "spike", "back", "out_saved", "in_idle")
+
+
+def in_length(dims: tuple[int, ...]) -> list[int]:
+    batch, length = dims
+    return [1000, batch * 10, batch * length * 4, batch * length**2]
+
+
+def in_two_lengths(dims: tuple[int, ...]) -> list[int]:
+    b, s, t = dims
+    return [1000, b * 10, b * s * 4, b * t * 3, b * s * s, b * s * t, b * t * t]
+
+
+def seen(
+    *dims: int,
+    law: Law = in_length,
+    pattern: Pattern = PATTERN,
+    layout: Any = None,
+    change: int = 0,
+    seconds: Sequence[float] | None = None,
+    born: Sequence[int] | None = None,
+    fixed: Sequence[bool] = (),
+) -> StepObservation:
+    """A step of which every quantity is a polynomial of its own."""
+    parts = law(dims)
+
+    def amount(n: int) -> int:
+        return change + sum((1 + (5 * n + 3 * m) % 7) * part for m, part in enumerate(parts))
+
+    runs = []
+    for k in range(len(pattern)):
+        costs = {f"{name}_bytes": amount(8 * k + i) for i, name in enumerate(BYTES)}
+        time = seconds[k] if seconds else 1e-4 + costs["saved_bytes"] * 1e-9
+        is_fixed = bool(fixed) and fixed[k]
+        born_bytes = born[k] if born else 0
+        runs.append(Observation(**costs, born_bytes=born_bytes, seconds=time, fixed=is_fixed))
+    return StepObservation(
+        size=InputSize(layout or (("0", len(dims)),), dims),
+        pattern=pattern,
+        runs=tuple(runs),
+        head_forward_bytes=amount(100),
+        head_backward_bytes=amount(101),
+        tail_bytes=amount(102),
+        gradients_born=born is not None,
+    )
+
+
+def taught(observations: Iterable[StepObservation]) -> Estimator:
+    estimator = Estimator(PATTERN)
+    for observation in observations:
+        estimator.learn(observation)
+    return estimator
+
+
+def size(*dims: int) -> InputSize:
+    return InputSize((("0", len(dims)),), dims)
+
+
+def amounts(profile: Profile) -> list[int]:
+    """Every number of bytes in a profile."""
+    per_run = [getattr(run, name) for run in profile.runs for name in BYTES]
+    return [*per_run, profile.head_forward, profile.head_backward, profile.tail]
+
+
+def assert_exact(predicted: Profile | None, truth: StepObservation) -> None:
+    assert predicted is not None
+    assert predicted.size == truth.size
+    assert amounts(predicted) == pytest.approx(amounts(truth.profile()), abs=1)
+
+
+def assert_no_lower(predicted: Profile | None, truth: StepObservation, slack: int = 1) -> None:
+    assert predicted is not None
+    pairs = zip(amounts(predicted), amounts(truth.profile()), strict=True)
+    assert all(guess >= real - slack for guess, real in pairs)
+
+
+# Ready, and exact
+
+
+def test_fixed_batch_is_ready_after_four_lengths() -> None:
+    estimator = Estimator(PATTERN)
+    readiness = []
+    for length in (128, 64, 64, 200, 300):
+        estimator.learn(seen(8, length))
+        readiness.append(estimator.ready)
+    assert readiness == [False, False, False, False, True]
+    assert len(estimator) == 4
+
+
+def test_error_is_unknown_without_a_fit_and_next_to_nothing_for_polynomials() -> None:
+    estimator = taught(seen(8, length) for length in (64, 128, 200))
+    assert estimator.error is None
+    estimator.learn(seen(8, 300))
+    assert estimator.error == pytest.approx(0, abs=1e-5)
+
+
+@steady
+@given(st.lists(st.integers(16, 512), min_size=4, max_size=9, unique=True))
+def test_unseen_lengths_in_range_are_predicted_exactly(lengths: list[int]) -> None:
+    assume(max(lengths) - min(lengths) >= 32)
+    estimator = taught(seen(8, length) for length in lengths)
+    for length in range(min(lengths), max(lengths), 7):
+        assert_exact(estimator.predict(size(8, length)), seen(8, length))
+
+
+def test_lengths_below_the_range_are_predicted_exactly() -> None:
+    estimator = taught(seen(8, length) for length in (64, 128, 200, 300))
+    for length in (1, 10, 50):
+        assert_exact(estimator.predict(size(8, length)), seen(8, length))
+
+
+def test_batch_and_length_are_told_apart() -> None:
+    some = [(8, 100), (4, 60), (6, 300), (2, 200), (8, 150)]
+    estimator = taught(seen(*dims) for dims in some)
+    assert estimator.ready
+    for dims in itertools.product((1, 3, 5, 8), (40, 99, 250, 300)):
+        assert_exact(estimator.predict(size(*dims)), seen(*dims))
+
+
+def test_batch_alone_is_ready_after_three_sizes() -> None:
+    estimator = taught(seen(batch, 128) for batch in (2, 5))
+    assert not estimator.ready
+    estimator.learn(seen(8, 128))
+    assert estimator.ready
+    for batch in (1, 3, 7):
+        assert_exact(estimator.predict(size(batch, 128)), seen(batch, 128))
+
+
+def test_batch_source_and_target_are_told_apart() -> None:
+    some = [(4, 10, 90), (4, 70, 20), (8, 50, 50), (2, 90, 60), (6, 30, 30), (8, 20, 80)]
+    some += [(3, 60, 10), (5, 80, 90), (7, 15, 40)]
+    estimator = taught(seen(*dims, law=in_two_lengths) for dims in some)
+    assert estimator.ready
+    for dims in ((5, 33, 44), (8, 90, 90), (1, 10, 90)):
+        truth = seen(*dims, law=in_two_lengths)
+        assert_exact(estimator.predict(size(*dims)), truth)
+
+
+def test_dimensions_that_are_always_equal_count_as_one() -> None:
+    def law(dims: tuple[int, ...]) -> list[int]:
+        return in_length((dims[0], dims[1]))
+
+    estimator = taught(seen(8, n, 8, 1, n, n, law=law) for n in (64, 128, 200, 300))
+    assert estimator.ready
+    assert_exact(estimator.predict(size(8, 99, 8, 1, 99, 99)), seen(8, 99, 8, 1, 99, 99, law=law))
+
+
+@pytest.mark.parametrize("other", [lambda n: n + 20, lambda n: 2 * n], ids=["offset", "multiple"])
+def test_dimensions_that_always_vary_together_count_as_one(other: Callable[[int], int]) -> None:
+    def law(dims: tuple[int, ...]) -> list[int]:
+        return in_length((dims[0], dims[1]))
+
+    lengths = (64, 100, 128, 200, 230, 256, 270, 300)
+    estimator = taught(seen(8, n, 8, other(n), law=law) for n in lengths)
+    assert estimator.ready
+    truth = seen(8, 99, 8, other(99), law=law)
+    assert_exact(estimator.predict(truth.size), truth)
+
+
+def test_length_may_come_before_the_batch() -> None:
+    def law(dims: tuple[int, ...]) -> list[int]:
+        return in_length((dims[1], dims[0]))
+
+    estimator = taught(seen(n, 8, law=law) for n in (20, 64, 128, 200, 256, 300))
+    assert estimator.ready
+    assert_exact(estimator.predict(size(99, 8)), seen(99, 8, law=law))
+
+
+def test_dimensions_that_were_equal_until_now_are_covered_by_the_larger() -> None:
+    def law(dims: tuple[int, ...]) -> list[int]:
+        return in_length((8, dims[1]))
+
+    estimator = taught(seen(8, n, n, law=law) for n in (64, 128, 200, 300))
+    predicted = estimator.predict(size(8, 70, 150))
+    assert predicted is not None
+    assert amounts(predicted) == pytest.approx(amounts(seen(8, 150, 150, law=law).profile()), abs=1)
+
+
+# Careful outside what was seen
+
+
+def test_last_smaller_batch_is_covered_by_the_usual_one() -> None:
+    estimator = taught(seen(8, length) for length in (64, 128, 200, 300))
+    predicted = estimator.predict(size(3, 150))
+    assert_no_lower(predicted, seen(3, 150))
+    assert predicted is not None
+    assert amounts(predicted) == pytest.approx(amounts(seen(8, 150).profile()), abs=1)
+
+
+def test_last_smaller_batch_is_predicted_exactly_once_seen() -> None:
+    estimator = taught(seen(8, length) for length in (64, 128, 200, 300))
+    estimator.learn(seen(3, 90))
+    assert_exact(estimator.predict(size(3, 150)), seen(3, 150))
+    assert_exact(estimator.predict(size(8, 150)), seen(8, 150))
+
+
+def test_dimension_that_never_varied_is_not_predicted_to_grow() -> None:
+    estimator = taught(seen(8, length) for length in (64, 128, 200, 300))
+    assert estimator.predict(size(9, 64)) is None
+    assert not estimator.covers(size(9, 64))
+
+
+def test_sizes_up_to_two_percent_beyond_the_range_are_predicted_with_a_margin() -> None:
+    estimator = taught(seen(8, length) for length in (64, 128, 200, 300))
+    for length in range(301, 307):
+        predicted, truth = estimator.predict(size(8, length)), seen(8, length).profile()
+        assert predicted is not None
+        assert all(a > b for a, b in zip(amounts(predicted), amounts(truth), strict=True))
+        assert not estimator.covers(size(8, length))
+
+
+def test_sizes_further_beyond_the_range_are_not_predicted() -> None:
+    estimator = taught(seen(8, length) for length in (64, 128, 200, 300))
+    assert estimator.predict(size(8, 307)) is None
+
+
+def test_another_layout_is_not_predicted() -> None:
+    estimator = taught(seen(8, length) for length in (64, 128, 200, 300))
+    assert estimator.predict(InputSize((("ids", 2),), (8, 128))) is None
+
+
+def test_what_is_no_polynomial_is_not_ready() -> None:
+    def law(dims: tuple[int, ...]) -> list[int]:
+        return [10_000 if dims[1] % 3 else 1_000_000]
+
+    assert not taught(seen(8, n, law=law) for n in (64, 129, 200, 300, 310)).ready
+
+
+coefficients = st.tuples(st.integers(0, 10**6), st.integers(0, 4000), st.integers(0, 20))
+
+
+def kinked(one: tuple[int, ...], other: tuple[int, ...]) -> Law:
+    """Two moments compete for a peak: the larger quadratic of two."""
+
+    def law(dims: tuple[int, ...]) -> list[int]:
+        n = dims[1]
+        return [max(a + b * n + c * n * n for a, b, c in (one, other))]
+
+    return law
+
+
+@settings(steady, max_examples=150)
+@given(
+    coefficients,
+    coefficients,
+    st.lists(st.integers(16, 512), min_size=4, max_size=8, unique=True),
+)
+def test_peaks_with_kinks_are_not_predicted_too_low(
+    one: tuple[int, ...], other: tuple[int, ...], lengths: list[int]
+) -> None:
+    law = kinked(one, other)
+    estimator = taught(seen(8, n, law=law) for n in lengths)
+    assume(estimator.ready)
+    for n in range(min(lengths), max(lengths) + 1):
+        truth = seen(8, n, law=law)
+        # What is off by less than 0.1 % of the peak is not told from a polynomial.
+        slack = peak(truth.profile(), [False] * 3) // 1000
+        assert_no_lower(estimator.predict(size(8, n)), truth, slack)
+
+
+@pytest.mark.parametrize("lengths", [range(100, 401, 3), range(1, 100, 9)], ids=["in", "below"])
+def test_kinks_that_a_fit_alone_would_cut_off_are_not_predicted_too_low(lengths: range) -> None:
+    law = kinked((135_000, 3976, 4), (402_000, 1323, 10))
+    estimator = taught(seen(8, n, law=law) for n in range(100, 401, 50))
+    assert estimator.ready
+    for n in lengths:
+        assert_no_lower(estimator.predict(size(8, n)), seen(8, n, law=law))
+
+
+# What was seen
+
+
+def test_seen_size_is_told_as_it_was_seen_before_anything_is_ready() -> None:
+    once = seen(8, 128, seconds=(1e-3, 2e-3, 3e-3))
+    assert taught([once]).predict(once.size) == once.profile()
+
+
+def test_of_a_size_seen_twice_the_newer_counts() -> None:
+    estimator = taught([seen(8, 128), seen(8, 128, change=77)])
+    assert estimator.predict(size(8, 128)) == seen(8, 128, change=77).profile()
+    assert (len(estimator), estimator.version) == (1, 2)
+
+
+def test_bound_is_the_least_of_the_sizes_that_are_no_smaller() -> None:
+    estimator = taught(seen(*dims) for dims in ((8, 300), (8, 128), (2, 400)))
+    assert estimator.bound(size(8, 100)) == seen(8, 128).profile()
+    assert estimator.bound(size(8, 128)) == seen(8, 128).profile()
+    assert estimator.bound(size(8, 129)) == seen(8, 300).profile()
+    assert estimator.bound(size(1, 399)) == seen(2, 400).profile()
+
+
+def test_nothing_bounds_a_size_larger_than_all_seen() -> None:
+    estimator = taught([seen(8, 128), seen(4, 300)])
+    assert estimator.bound(size(8, 129)) is None
+    assert Estimator(PATTERN).bound(size(8, 129)) is None
+
+
+def test_between_sizes_seen_is_covered_and_beyond_is_not() -> None:
+    estimator = taught(seen(8, length) for length in (64, 128, 200, 300))
+    assert estimator.covers(size(8, 300))
+    assert estimator.covers(size(3, 150))
+    assert not estimator.covers(size(8, 301))
+
+
+def test_at_most_64_sizes_are_remembered_and_the_range_with_them() -> None:
+    estimator = taught(seen(8, 100 + (37 * n) % 101) for n in range(101))
+    assert len(estimator) == 64
+    assert estimator.predict(size(8, 100)) == seen(8, 100).profile()
+    assert estimator.predict(size(8, 200)) == seen(8, 200).profile()
+    assert_exact(estimator.predict(size(8, 177)), seen(8, 177))
+
+
+def test_of_many_sizes_in_two_dimensions_the_longest_is_not_forgotten() -> None:
+    # Batches of about a thousand tokens: the longest is in the smallest batch.
+    draw = random.Random(5)
+    lengths = [draw.randint(50, 1000) for _ in range(120)]
+    estimator = taught(seen(2000 // n, n) for n in lengths)
+    assert len(estimator) == 64
+    assert estimator.covers(size(2, max(lengths)))
+    assert estimator.covers(size(2000 // min(lengths), min(lengths)))
+
+
+def test_fixed_runs_stay_fixed_in_predictions() -> None:
+    fixed = (False, True, False)
+    estimator = taught(seen(8, n, fixed=fixed) for n in (64, 128, 200, 300))
+    predicted = estimator.predict(size(8, 99))
+    assert predicted is not None
+    assert tuple(run.fixed for run in predicted.runs) == fixed
+
+
+# Times
+
+
+def times(profile: Profile | None) -> list[int]:
+    assert profile is not None
+    return [run.nanoseconds for run in profile.runs]
+
+
+def test_time_is_a_line_in_the_bytes_that_a_run_saves() -> None:
+    estimator = taught(seen(8, length) for length in (64, 128, 200, 300))
+    assert times(estimator.predict(size(8, 150))) == pytest.approx(
+        times(seen(8, 150).profile()), rel=1e-6
+    )
+
+
+def test_blocks_that_save_the_same_share_the_median_time() -> None:
+    def law(dims: tuple[int, ...]) -> list[int]:
+        return [0]
+
+    step = seen(8, 128, law=law, change=5000, seconds=(1e-3, 9e-3, 2e-3))
+    assert times(taught([step]).predict(step.size)) == [2_000_000] * 3
+
+
+def test_blocks_that_save_differently_have_times_of_their_own() -> None:
+    step = seen(8, 128, seconds=(1e-3, 9e-3, 2e-3))
+    assert len({run.saved_bytes for run in step.runs}) == 3
+    assert times(taught([step]).predict(step.size)) == [1_000_000, 9_000_000, 2_000_000]
+
+
+def test_time_never_falls_as_bytes_grow() -> None:
+    steps = [(64, 9e-3), (128, 5e-3), (200, 3e-3), (300, 1e-3)]
+    estimator = taught(seen(8, length, seconds=(t,) * 3) for length, t in steps)
+    assert times(estimator.predict(size(8, 100))) == times(estimator.predict(size(8, 250)))
+    assert times(estimator.predict(size(8, 100))) == pytest.approx([4_500_000] * 3)
+
+
+# Knowledge
+
+TWICE = ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1))
+
+
+def knowing(*observations: StepObservation) -> Knowledge:
+    knowledge = Knowledge()
+    for observation in observations:
+        knowledge.learn(observation)
+    return knowledge
+
+
+def ready_knowledge() -> Knowledge:
+    return knowing(*(seen(8, length) for length in (64, 128, 200, 300)))
+
+
+def test_nothing_is_known_of_a_layout_never_seen() -> None:
+    knowledge = knowing(seen(8, 128))
+    other = InputSize((("ids", 2),), (8, 64))
+    assert knowledge.predict(other) is None
+    assert knowledge.bound(other) is None
+    assert knowledge.pattern_for(other) is None
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_longest_pattern_is_planned_for(order: int) -> None:
+    once, twice = seen(8, 128), seen(8, 128, pattern=TWICE)
+    knowledge = knowing(*[once, twice, once][::order])
+    assert knowledge.pattern_for(size(8, 128)) == TWICE
+    assert knowledge.predict(size(8, 128)) == twice.profile()
+    assert knowledge.bound(size(8, 100)) == twice.profile()
+
+
+def test_layouts_are_known_apart() -> None:
+    ids = (("ids", 2),)
+    knowledge = knowing(seen(8, 128), seen(8, 128, layout=ids, change=77))
+    assert knowledge.predict(size(8, 128)) == seen(8, 128).profile()
+    predicted = knowledge.predict(InputSize(ids, (8, 128)))
+    assert predicted == seen(8, 128, layout=ids, change=77).profile()
+
+
+def test_knowledge_is_ready_and_as_wrong_as_its_estimators() -> None:
+    knowledge = knowing(*(seen(8, length) for length in (64, 128, 200)))
+    assert not knowledge.ready
+    assert knowledge.error is None
+    knowledge.learn(seen(8, 300))
+    assert knowledge.ready
+    assert knowledge.error == pytest.approx(0, abs=1e-5)
+
+
+def test_no_gradients_are_born_if_none_is_missing() -> None:
+    knowledge = knowing(seen(8, 128, born=(300, 200, 100)))
+    assert knowledge.born_bytes(PATTERN, 0) == (0, 0, 0)
+
+
+def test_all_gradients_may_be_born_at_once_if_that_was_never_seen() -> None:
+    knowledge = knowing(seen(8, 128))
+    assert knowledge.born_bytes(PATTERN, 400) == (400, 400, 400)
+
+
+def test_gradients_are_born_as_seen_but_no_more_than_are_missing() -> None:
+    knowledge = knowing(seen(8, 128, born=(300, 200, 100)), seen(8, 64))
+    assert knowledge.born_bytes(PATTERN, 400) == (300, 200, 100)
+    assert knowledge.born_bytes(PATTERN, 150) == (150, 150, 100)
+
+
+def test_margin_grows_to_the_largest_shortfall_in_range() -> None:
+    knowledge = ready_knowledge()
+    for shortfall in (500, 2000, 700):
+        knowledge.peaked(size(8, 150), shortfall)
+    assert knowledge.margin == 2000
+
+
+@pytest.mark.parametrize("beyond", [size(8, 301), size(9, 64), InputSize((("ids", 2),), (8, 64))])
+def test_margin_ignores_shortfalls_out_of_range(beyond: InputSize) -> None:
+    knowledge = ready_knowledge()
+    knowledge.peaked(beyond, 2000)
+    assert knowledge.margin == 0
+
+
+@pytest.mark.parametrize("above", [0, -5000])
+def test_margin_decays_to_nothing_in_steps_without_a_shortfall(above: int) -> None:
+    knowledge = ready_knowledge()
+    knowledge.peaked(size(8, 150), 2000)
+    knowledge.peaked(size(8, 150), above)
+    assert knowledge.margin == 1980
+    for _ in range(1000):
+        knowledge.peaked(size(8, 150), above)
+    assert knowledge.margin == 0
+
+
+def test_knowledge_is_curious_until_ready() -> None:
+    knowledge = knowing(*(seen(8, length) for length in (64, 128, 200)))
+    assert knowledge.curious
+    knowledge.learn(seen(8, 300))
+    assert not knowledge.curious
+
+
+def test_knowledge_that_does_not_get_ready_is_not_curious_for_ever() -> None:
+    knowledge = knowing(*[seen(8, 128)] * 11)
+    assert knowledge.curious
+    knowledge.learn(seen(8, 128))
+    assert not knowledge.curious
