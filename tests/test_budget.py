@@ -215,9 +215,11 @@ def test_a_step_is_near_the_limit_within_two_percent_of_what_plans_may_use() -> 
 
 
 def test_reserve_shrinks_by_a_tenth_when_fifty_steps_near_the_limit_were_quiet() -> None:
-    quiet = reserve()
-    assert [learn(quiet) for _ in range(49)] == [3_000] * 49
-    assert learn(quiet) == 2_700
+    quiet = reserve(fragments=True)
+    grown = learn(quiet, retries=4)
+    assert grown == 4_000
+    assert [learn(quiet) for _ in range(49)] == [grown] * 49
+    assert learn(quiet) == 3_600
 
 
 def test_reserve_waits_anew_after_a_sign() -> None:
@@ -228,11 +230,25 @@ def test_reserve_waits_anew_after_a_sign() -> None:
     assert [learn(near) for _ in range(49)] == [grown] * 49
 
 
-def test_reserve_shrinks_to_one_percent_and_no_further() -> None:
-    quiet = reserve()
+def test_reserve_shrinks_to_where_it_started_and_no_further() -> None:
+    quiet = reserve(fragments=True)
+    learn(quiet, retries=20)
     for _ in range(3000):
         learn(quiet, peak=99_000)
-    assert quiet.bytes == 1_000
+    assert quiet.bytes == 3_000
+
+
+def test_reserve_starts_at_the_holes_of_the_allocators_pages_but_not_over_five_percent() -> None:
+    assert Reserve(100_000, hole_bytes=4_000).bytes == 4_000
+    assert Reserve(100_000, hole_bytes=40_000).bytes == 5_000
+
+
+def test_reserve_grows_past_its_cap_when_memory_ran_out() -> None:
+    tight = reserve(fragments=False)
+    tight.ran_out(2)
+    assert tight.bytes == 5_000
+    tight.ran_out(100)
+    assert tight.bytes == 25_000
 
 
 @pytest.mark.parametrize(("fragments", "most"), [(True, 25_000), (False, 3_000)])

@@ -66,6 +66,7 @@ def seen(
         head_forward_bytes=amount(100),
         head_backward_bytes=amount(101),
         tail_bytes=amount(102),
+        prelude_bytes=amount(103),
         gradients_born=born is not None,
     )
 

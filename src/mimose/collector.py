@@ -60,6 +60,7 @@ class Ride(Listener):
         clock: Clock,
         parameters: Sequence[torch.nn.Parameter],
         stale: Stale,
+        in_use_before: int | None = None,
     ) -> None:
         self._meter = meter
         self._clock = clock
@@ -69,6 +70,7 @@ class Ride(Listener):
         self._born_in_step = bool(self._missing)
         self._born = 0
         self._base: int | None = None
+        self._in_use_before = in_use_before
         self._runs: list[_Seen] = []
         self._counts: dict[int, int] = {}
         self._latest: _Seen | None = None
@@ -182,8 +184,14 @@ class Ride(Listener):
             head_forward_bytes=self._head_forward,
             head_backward_bytes=self._head_backward,
             tail_bytes=self._tail or 0,
+            prelude_bytes=self._prelude(),
             gradients_born=self._born_in_step,
         )
+
+    def _prelude(self) -> int:
+        if self._in_use_before is None or self._base is None:
+            return 0
+        return self._base - self._in_use_before
 
     @property
     def timed(self) -> bool:

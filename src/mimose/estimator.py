@@ -26,11 +26,12 @@ from mimose.timeline import Profile, RunCost, peak
 _Floats = npt.NDArray[np.float64]
 
 _QUANTITIES = ("start", "forward", "entry", "saved", "spike", "back", "out_saved", "in_idle")
-_IS_PEAK = tuple(name in ("forward", "spike", "back") for name in _QUANTITIES)
-_OF_STEP = 3
-"""How many quantities are of the step, not of a run: the head's two and the tail."""
+_OF_STEP = 4
+"""How many quantities are of the step, not of a run: the head's two, the tail, the prelude."""
 _FAIR_ERROR = 0.02
 """The leave-one-out error of the peak, as a share of it, at which predictions are trusted."""
+_TO_DOUBT = 4
+"""Observations it takes to doubt that the first dimension is the batch."""
 _EXACT_ERROR = 0.001
 """The error, as a share of the peak, up to which a quantity counts as an exact polynomial."""
 _REACH = 0.02
@@ -128,13 +129,13 @@ class _Fit:
     @classmethod
     def of(cls, observations: list[StepObservation]) -> _Fit | None:
         """The fit of these, with the dimension for the batch that explains them best."""
-        best: _Fit | None = None
-        for shape in Shape.of([o.size for o in observations]).alternatives():
-            fit = cls.with_shape(shape, observations)
-            if fit is not None and (best is None or fit.error < best.error):
-                best = fit
-            if best is not None and best.error <= _FAIR_ERROR:
-                break
+        usual, *others = Shape.of([o.size for o in observations]).alternatives()
+        best = cls.with_shape(usual, observations)
+        if len(observations) >= _TO_DOUBT and (best is None or best.error > _FAIR_ERROR):
+            for shape in others:
+                fit = cls.with_shape(shape, observations)
+                if fit is not None and (best is None or fit.error < best.error):
+                    best = fit
         return best
 
     @classmethod
@@ -149,14 +150,18 @@ class _Fit:
             return None
         left_out = _leave_one_out(features, values, coefficients)
         peaks = _all_peaks(observations, values)
-        error = float(np.max(np.abs(_all_peaks(observations, left_out) - peaks) / peaks))
+        wrong = np.abs(_all_peaks(observations, left_out) - peaks) / peaks
+        # The smallest and the largest do not count: a fit of the others would have to reach beyond
+        # its range for them, as predictions never do.
+        volume = values.sum(1)
+        wrong[[int(volume.argmin()), int(volume.argmax())]] = 0
         return cls(
             shape=shape,
             points=points,
             values=values,
             coefficients=coefficients,
             kinked=np.max(np.abs(values - left_out) / peaks[:, :1], axis=0) > _EXACT_ERROR,
-            error=error,
+            error=float(wrong.max()),
             times=_Times.of(observations),
             fixed=tuple(run.fixed for run in observations[-1].runs),
         )
@@ -169,9 +174,7 @@ class _Fit:
         if (point > high * (1 + _REACH)).any():
             return None
         row = self.shape.features(point[None])[0] @ self.coefficients
-        if (point < self.points.min(0)).any():
-            row = self._mind_what_is_below(row)
-        elif self.kinked.any():
+        if self.kinked.any():
             row = self._mind_kinks(point, row)
         beyond = float(np.max((point - high) / high, initial=0.0))
         if beyond > 0:
@@ -183,19 +186,14 @@ class _Fit:
         point = self.shape.covering_point(size)
         return point is not None and bool((point <= self.points.max(0)).all())
 
-    def _mind_what_is_below(self, row: _Floats) -> _Floats:
-        """Below the range a peak may have a kink that nobody has seen: take the smallest seen."""
-        smallest = self.values[int(self.values.sum(1).argmin())]
-        is_peak = np.ones(len(row), bool)
-        is_peak[:-_OF_STEP] = np.tile(_IS_PEAK, len(self.fixed))
-        return np.where(is_peak, np.maximum(row, smallest), row)
-
     def _mind_kinks(self, point: _Floats, row: _Floats) -> _Floats:
         """What a kinked quantity is at most, as far as observations tell."""
         at = self.points[:, 0]
+        if len(point) == 1 and point[0] <= at.min():
+            return np.where(self.kinked, self.values[at.argmin()], row)
         if len(point) == 1 and point[0] <= at.max():
             order = np.argsort(at)
-            right = max(1, int(np.searchsorted(at[order], point[0])))
+            right = int(np.searchsorted(at[order], point[0]))
             high, low = order[right], order[right - 1]
             share = (point[0] - at[low]) / (at[high] - at[low])
             chord = self.values[low] + share * (self.values[high] - self.values[low])
@@ -260,20 +258,14 @@ def _row(o: StepObservation) -> list[int]:
             run.in_idle_bytes,
         )
     ]
-    return [*row, o.head_forward_bytes, o.head_backward_bytes, o.tail_bytes]
+    return [*row, o.head_forward_bytes, o.head_backward_bytes, o.tail_bytes, o.prelude_bytes]
 
 
 def _leave_one_out(features: _Floats, values: _Floats, coefficients: _Floats) -> _Floats:
-    """What each observation would be predicted as by a fit of all the others.
-
-    The smallest and the largest stay as they are: a fit of the others would have to reach beyond
-    its range for them, as predictions never do.
-    """
+    """What each observation would be predicted as by a fit of all the others."""
     projection = features @ np.linalg.pinv(features)
     leverage = np.clip(np.diag(projection), 0, 1 - 1e-6)
     residual: _Floats = (values - features @ coefficients) / (1 - leverage)[:, None]
-    volume = values.sum(1)
-    residual[[int(volume.argmin()), int(volume.argmax())]] = 0
     return values - residual
 
 

@@ -228,6 +228,8 @@ def explain_plan(
     profile = profile or knowledge.bound(size)
     if profile is None or pattern is None:
         return Explanation(**common)
+    if profile.prelude and setting.open:
+        common["base_bytes"] = base_bytes = setting.meter.read().in_use + profile.prelude
     missing = setting.missing_gradient_bytes(setting.missing_gradients())
     profile = profile.in_step(knowledge.born_bytes(pattern, missing), 0, missing)
     available = setting.budget_bytes - setting.reserve.bytes - knowledge.margin - base_bytes

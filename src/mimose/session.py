@@ -129,6 +129,7 @@ class Mimose:
         self._look_again = False
         self._after_broken_step = False
         self._announced_size: InputSize | None = None
+        self._in_use_before: int | None = None
         self._setting: Setting | None = None
         self._attachment: Attachment | None = None
         self._root = _RootSeat(model, self)
@@ -232,6 +233,8 @@ class Mimose:
             else:
                 step.another_pass(size)
         self._announced_size = size
+        if self._setting is not None and not self._knowledge.ready:
+            self._in_use_before = self._setting.meter.read().in_use
 
     def forward_returned(self, out: Any) -> None:
         """The root's forward is done."""
@@ -310,7 +313,9 @@ class Mimose:
 
     def _observed(self, setting: Setting, size: InputSize) -> ObservedStep:
         setting.meter.reset_peak()
-        ride = self._collector(setting.meter, setting.clock, setting.parameters, self._stale)
+        ride = self._collector(
+            setting.meter, setting.clock, setting.parameters, self._stale, self._in_use_before
+        )
         if self._after_broken_step:  # the engine lets go of its memory in the middle of this one
             ride.spoil()
             self._after_broken_step = False

@@ -18,6 +18,7 @@ class Setting:
     """
 
     def __init__(self, model: nn.Module, budget: Budget, *, enforce: bool) -> None:
+        self.open = True
         self.device = _device_of(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._sample = self.parameters[:: max(1, len(self.parameters) // 3)]
@@ -38,6 +39,7 @@ class Setting:
 
     def close(self) -> None:
         """Lift the limit, stop counting, hold on to nothing."""
+        self.open = False
         self.meter.limit(None)
         self.meter.close()
         self.parameters, self._sample = [], []

@@ -85,6 +85,9 @@ class Profile:
     tail: int = 0
     """Peak after the first run's backward: embeddings. Nothing of the blocks is left by then."""
 
+    prelude: int = 0
+    """What the model holds at the step's start, beyond what was in use before: embeddings."""
+
     @property
     def head(self) -> int:
         return max(self.head_forward, self.head_backward)
@@ -103,7 +106,7 @@ class Profile:
             for run, born in zip(self.runs, born_bytes, strict=True)
         )
         head, tail = self.head_backward - stale_bytes, self.tail + missing_bytes - stale_bytes
-        return Profile(self.size, runs, self.head_forward, head, tail)
+        return Profile(self.size, runs, self.head_forward, head, tail, self.prelude)
 
 
 def peak(profile: Profile, recompute: Sequence[bool]) -> int:
