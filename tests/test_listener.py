@@ -11,7 +11,7 @@ from torch import nn
 
 from mimose.attach import Attachment, BlockSeat
 from mimose.blocks import find_blocks
-from mimose.recompute import Listener
+from mimose.control import Listener
 
 Event = tuple[str, int]
 

@@ -20,8 +20,10 @@ from torch import nn
 
 from mimose.blocks import Block
 from mimose.buffers import Place, Snapshot, norm_places, places_in
+from mimose.control import Listener, watch_backward
 from mimose.errors import ConflictError, warn
-from mimose.recompute import Frame, Listener, Rehearsal, foreign_hooks, watch_backward
+from mimose.recompute import Frame, foreign_hooks
+from mimose.rehearsal import Rehearsal
 from mimose.takeover import Takeover
 
 

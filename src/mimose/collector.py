@@ -22,10 +22,10 @@ from mimose.ambient import Ambient
 from mimose.attach import BlockSeat
 from mimose.buffers import Snapshot, places_in
 from mimose.clock import Clock
+from mimose.control import Listener
 from mimose.inputs import InputSize
 from mimose.memory import Meter, Reading
 from mimose.observations import Observation, Pattern, Run, StepObservation
-from mimose.recompute import Listener
 from mimose.trees import argument_tensors, tensors_in
 
 

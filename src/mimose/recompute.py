@@ -24,48 +24,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimose.ambient import Ambient, is_foreign
 from mimose.buffers import Snapshot, likely_places
+from mimose.control import Listener, task_id, unknown_task
 from mimose.errors import RecomputeError
 from mimose.held import Held, HeldByGraph
+from mimose.rehearsal import Rehearsal, Watch, alike
 from mimose.trees import argument_tensors, tensors_in
-
-
-class Listener:
-    """Whoever observes blocks: told of the control points that it overrides.
-
-    `block` is the number that the block's seat was given for this run. In the backward it is called
-    on the thread that runs it.
-    """
-
-    def forward_ends(
-        self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
-    ) -> None:
-        """The forward of a block that will be recomputed is done.
-
-        `out_saved_bytes` of its output are among what it would have saved. `idle_inputs` are those
-        of its inputs that it would not have saved: of the two, only a recompute needs them.
-        """
-
-    def before_recompute(self, block: int) -> None:
-        """The block's activations are about to be rebuilt."""
-
-    def after_recompute(self, block: int) -> None:
-        """They are all there."""
-
-    def backward_begins(self, block: int) -> None:
-        """The gradient of the block's output has arrived."""
-
-    def backward_ends(self, block: int) -> None:
-        """The gradient of the block's input is complete, or, where it needs none, all is done."""
 
 
 def checkpoint(
@@ -225,7 +196,7 @@ class Frame:
         uses them as if there were no checkpoint. Without memory to try, they are let go of all the
         same, and the error is raised. Operators cannot be counted in compiled code.
         """
-        watch = _Watch(self)
+        watch = Watch(self)
         try:
             with watch if count_operators else nullcontext():
                 rebuilt = self._replay(watch.pack)
@@ -240,7 +211,7 @@ class Frame:
             )
         if self.misfits:
             return Rehearsal(self._describe_misfits())
-        if not _alike(out, rebuilt):
+        if not alike(out, rebuilt):
             return Rehearsal("its outputs have other values")
         self._let_go()
         return Rehearsal(None, watch.operators_since if count_operators else None)
@@ -270,7 +241,7 @@ class Frame:
     def _unpack(self, index: int) -> torch.Tensor:
         run = _exec_group()
         if run is None:
-            run = _task_id()
+            run = task_id()
         if run != self.run_id or run == _OUTSIDE:
             if self.keeping:
                 return self._kept(index)
@@ -305,7 +276,7 @@ class Frame:
         )
 
     def _unpack_again(self, index: int) -> torch.Tensor:
-        if _task_id is not _unknown_task:
+        if task_id is not unknown_task:
             raise RecomputeError(
                 f"{self._title}: Unpack is being triggered for a tensor that was already unpacked "
                 "once. Performing two backward calls that overlap under one GraphExecGroup is not "
@@ -415,71 +386,6 @@ class Frame:
         return self.name or getattr(function, "__qualname__", "") or type(function).__qualname__
 
 
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """How a recompute went that was only tried."""
-
-    problem: str | None
-    operators_after_last: int | None = None
-    """Operators that ran after the last tensor was saved: what an early stop would spare."""
-
-
-class _Watch(TorchDispatchMode):
-    """Compares what a rehearsal saves with what the forward saved, and counts what comes after."""
-
-    def __init__(self, frame: Frame) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._frame = frame
-        self.packed = 0
-        self.operators_since = 0
-
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        frame, index = self._frame, self.packed
-        self.packed = index + 1
-        if index < len(frame.shapes) and (
-            (frame.shapes[index], frame.dtypes[index], frame.devices[index])
-            != (tensor.shape, tensor.dtype, tensor.get_device())
-        ):
-            frame.misfits.append((index, tensor))
-        tensor = tensor.detach()
-        self.operators_since = 0
-        return tensor
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.operators_since += 1
-        return func(*args, **(kwargs or {}))
-
-
-def watch_backward(listener: Listener, block: int, inputs: Any, out: Any) -> None:
-    """Tell `listener` when the backward enters a block that has just run, and when it leaves."""
-    source = next((t for t in tensors_in(inputs) if t.grad_fn is not None), None)
-    needs_end = source is None  # the hooks must not hold the tensor itself
-    seen: list[object] = [None]
-
-    def begin(*_: Any) -> None:
-        run = _task_id()
-        if seen[0] != run:  # a block with several outputs is entered once
-            seen[0] = run
-            listener.backward_begins(block)
-            if needs_end:
-                at_end_of_backward(lambda: listener.backward_ends(block))
-
-    def end(*_: Any) -> None:
-        listener.backward_ends(block)
-
-    for node in {t.grad_fn for t in tensors_in(out) if t.grad_fn is not None}:
-        node.register_prehook(begin)
-    if source is not None:
-        source.register_hook(end)  # runs before the hooks of the node that made it
-
-
-def at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Call `callback` once the running backward is done. For use inside one."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
-
-
 class _Stop(BaseException):
     """All that was owed is there. Not an Exception: a block's own `except` must not catch it."""
 
@@ -500,7 +406,7 @@ def _hooks_are_active() -> bool:
 def foreign_hooks() -> str:
     """Who else's hooks would see a tensor that is saved now; empty if nobody's or a frame's own."""
     hooks = _top_hooks(True) if _top_hooks is not None else None
-    if hooks is None or hooks[0].__module__ == __name__:
+    if hooks is None or hooks[0].__module__.startswith("mimose."):
         return ""
     return f"{hooks[0].__module__}.{hooks[0].__qualname__}"
 
@@ -509,12 +415,7 @@ _OUTSIDE = -1
 """What tells that no backward is running."""
 
 
-def _unknown_task() -> int:
-    return 0
-
-
 _exec_group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lambda: None)
-_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _unknown_task)
 
 
 _current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
@@ -539,21 +440,3 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
 def _kind(shape: torch.Size, dtype: torch.dtype, device: int) -> str:
     where = "the CPU" if device < 0 else f"device {device}"
     return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {where}"
-
-
-def _alike(a: Any, b: Any) -> bool:
-    """Whether two outputs agree, up to what a kernel that sums in any order may change."""
-    pairs = list(zip(tensors_in(a), tensors_in(b), strict=False))
-    return all(x.shape == y.shape and x.dtype == y.dtype and _close(x, y) for x, y in pairs)
-
-
-def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.device.type == "meta":
-        return True
-    if not (a.is_floating_point() or a.is_complex()):
-        return torch.equal(a, b)
-    with torch.no_grad():
-        distance, size = (a - b).norm(), a.norm()
-        if size.isfinite():
-            return bool(distance <= 0.01 * size)
-        return torch.equal(a.isfinite(), b.isfinite())

@@ -17,10 +17,9 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import nn
 
-from mimose.attach import Attachment, BlockSeat, Seat
+from mimose.attach import Attachment, BlockSeat
 from mimose.blocks import Selector, find_blocks
 from mimose.budget import parse_budget, text_of
 from mimose.collector import Ride, Shuttle, Stale
@@ -32,6 +31,7 @@ from mimose.observations import StepObservation
 from mimose.plan import Plan, PlanCache
 from mimose.planners import Planner, planner_named
 from mimose.report import Explanation, Floor, Stats, explain_plan
+from mimose.root import RootSeat
 from mimose.setting import Setting
 from mimose.steps import ObservedStep, PlannedStep, Step
 from mimose.trees import tensors_in
@@ -132,7 +132,7 @@ class Mimose:
         self._in_use_before: int | None = None
         self._setting: Setting | None = None
         self._attachment: Attachment | None = None
-        self._root = _RootSeat(model, self)
+        self._root = RootSeat(model, self)
         if os.environ.get("MIMOSE_DISABLE", "") not in ("", "0"):
             log.info("MIMOSE_DISABLE is set: the model is left as it is")
             return
@@ -401,35 +401,11 @@ class Mimose:
             seat.listener = None
 
 
-class _RootSeat(Seat):
-    """Sits on the model itself: sees the batch come in and the outputs leave."""
-
-    __slots__ = ("session",)
-
-    def __init__(self, model: nn.Module, session: Mimose) -> None:
-        super().__init__(model)
-        self.session = session
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.module.training or not torch.is_grad_enabled():
-            return self.plain(args, kwargs)
-        if torch.compiler.is_compiling():
-            return self.plain(args, kwargs)
-        self.session.forward_begins(args, kwargs)
-        try:
-            out = self.plain(args, kwargs)
-        except BaseException:
-            self.session.forward_failed()
-            raise
-        self.session.forward_returned(out)
-        return out
-
-
 def _replace_former(model: nn.Module) -> None:
     former = model.__dict__.get("_compiled_call_impl")
-    if isinstance(former, _RootSeat):
+    if isinstance(former, RootSeat):
         log.info("mimose was attached to this model already: the new call replaces the former")
-        former.session.detach()
+        former.owner.detach()
 
 
 def _refuse_data_parallel(model: nn.Module) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 from mimose.attach import BlockSeat
 from mimose.collector import Ride
+from mimose.control import at_end_of_backward
 from mimose.inputs import InputSize
 from mimose.memory import Reading
 from mimose.observations import Run
 from mimose.plan import Plan
-from mimose.recompute import at_end_of_backward
 from mimose.trees import tensors_in
 
 

@@ -1,0 +1,69 @@
+"""A recompute that is only tried: does it save what the forward saved, and give what it gave?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mimose.trees import tensors_in
+
+if TYPE_CHECKING:
+    from mimose.recompute import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """How a recompute went that was only tried."""
+
+    problem: str | None
+    operators_after_last: int | None = None
+    """Operators that ran after the last tensor was saved: what an early stop would spare."""
+
+
+class Watch(TorchDispatchMode):
+    """Compares what a rehearsal saves with what the forward saved, and counts what comes after."""
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._frame = frame
+        self.packed = 0
+        self.operators_since = 0
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        frame, index = self._frame, self.packed
+        self.packed = index + 1
+        if index < len(frame.shapes) and (
+            (frame.shapes[index], frame.dtypes[index], frame.devices[index])
+            != (tensor.shape, tensor.dtype, tensor.get_device())
+        ):
+            frame.misfits.append((index, tensor))
+        tensor = tensor.detach()
+        self.operators_since = 0
+        return tensor
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.operators_since += 1
+        return func(*args, **(kwargs or {}))
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two outputs agree, up to what a kernel that sums in any order may change."""
+    pairs = list(zip(tensors_in(a), tensors_in(b), strict=False))
+    return all(x.shape == y.shape and x.dtype == y.dtype and _close(x, y) for x, y in pairs)
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.device.type == "meta":
+        return True
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    with torch.no_grad():
+        distance, size = (a - b).norm(), a.norm()
+        if size.isfinite():
+            return bool(distance <= 0.01 * size)
+        return torch.equal(a.isfinite(), b.isfinite())
