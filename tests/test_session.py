@@ -220,8 +220,8 @@ def test_forgotten_handle_goes_on_planning() -> None:
     gc.collect()
     assert train(model, batches) == train(plain, batches)
     root = seats(model)[0]
-    assert root.session.stats().planned_steps > 0
-    root.session.detach()
+    assert root.owner.stats().planned_steps > 0
+    root.owner.detach()
 
 
 def test_model_that_is_dropped_takes_limit_and_counting_along() -> None:

@@ -102,11 +102,8 @@ def lengths(shape: Shape) -> list[int]:
     return [min(shape.longest, int(24 + draw.expovariate(5 / shape.longest))) for _ in range(STEPS)]
 
 
-def best_of_rounds(
-    shape: Shape, device: torch.device, budget: str | int | None, planner: str
-) -> Result:
-    """Train more than once and take each step's better time: other programs run here, too."""
-    rounds = [train(shape, device, budget, planner) for _ in range(ROUNDS)]
+def best_of(rounds: list[Result]) -> Result:
+    """Each step's best time: other programs run on this machine, too."""
     times = zip(*(run.step_seconds for run in rounds), strict=True)
     return replace(rounds[-1], step_seconds=tuple(min(of_step) for of_step in times))
 
@@ -176,11 +173,14 @@ def main() -> None:
         f"An encoder of {shape.layers} blocks, {shape.batch} texts a batch, padded to 24–"
         f"{shape.longest} tokens, on {device}: {STEPS + 1} steps each.\n"
     )
-    plain = best_of_rounds(shape, device, None, "keep_all")
-    everything = best_of_rounds(shape, device, "100%", "recompute_all")
-    budget = (plain.peak_bytes + everything.peak_bytes) // 2
-    static = best_of_rounds(shape, device, budget, "static")
-    ours = best_of_rounds(shape, device, budget, "optimal")
+    ways: dict[str, list[Result]] = {name: [] for name in ("plain", "everything", "static", "ours")}
+    for _ in range(ROUNDS):  # in turns, so that nobody profits from a warmer machine
+        ways["plain"].append(train(shape, device, None, "keep_all"))
+        ways["everything"].append(train(shape, device, "100%", "recompute_all"))
+        budget = (ways["plain"][0].peak_bytes + ways["everything"][0].peak_bytes) // 2
+        ways["static"].append(train(shape, device, budget, "static"))
+        ways["ours"].append(train(shape, device, budget, "optimal"))
+    plain, everything, static, ours = (best_of(rounds) for rounds in ways.values())
     print(f"{'':22}{'ms a step':>10}{'× plain':>9}{'peak':>13}   {'budget ' + text_of(budget):16}"
           f"{'recomputed':>11}")  # fmt: skip
     print(row("plain", plain, plain, budget))
