@@ -188,9 +188,9 @@ class Ride(Listener):
             gradients_born=self._born_in_step,
         )
 
-    def _prelude(self) -> int:
+    def _prelude(self) -> int | None:
         if self._in_use_before is None or self._base is None:
-            return 0
+            return None
         return self._base - self._in_use_before
 
     @property

@@ -258,7 +258,8 @@ def _row(o: StepObservation) -> list[int]:
             run.in_idle_bytes,
         )
     ]
-    return [*row, o.head_forward_bytes, o.head_backward_bytes, o.tail_bytes, o.prelude_bytes]
+    head = o.head_forward_bytes, o.head_backward_bytes
+    return [*row, *head, o.tail_bytes, o.prelude_bytes or 0]
 
 
 def _leave_one_out(features: _Floats, values: _Floats, coefficients: _Floats) -> _Floats:

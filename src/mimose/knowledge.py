@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mimose.estimator import Estimator
 from mimose.inputs import InputSize, Layout
 from mimose.observations import Pattern, StepObservation
@@ -23,6 +25,7 @@ class Knowledge:
     def __init__(self) -> None:
         self._estimators: dict[tuple[Layout, Pattern], Estimator] = {}
         self._preferred: dict[Layout, Estimator] = {}
+        self._largest: dict[Layout, InputSize] = {}
         self._born: dict[Pattern, tuple[int, ...]] = {}
         self.margin = 0
         """What predictions have fallen short by, in bytes."""
@@ -39,8 +42,18 @@ class Knowledge:
         errors = [e.error for e in self._estimators.values() if e.error is not None]
         return max(errors, default=None)
 
+    def reaches(self, size: InputSize) -> bool:
+        """Whether it is ready, and no dimension is larger than what was seen."""
+        largest = self._largest.get(size.layout)
+        return self.ready and largest is not None and size <= largest
+
     def learn(self, observation: StepObservation) -> None:
         """Take one more observation in."""
+        if observation.prelude_bytes is None:  # not looked at: what was known of it still holds
+            known = self.predict(observation.size)
+            observation = replace(observation, prelude_bytes=known.prelude if known else 0)
+        largest = self._largest.get(observation.size.layout, observation.size)
+        self._largest[observation.size.layout] = largest.joined(observation.size)
         key = (observation.size.layout, observation.pattern)
         if key not in self._estimators:
             self._estimators[key] = Estimator(observation.pattern)

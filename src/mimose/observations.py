@@ -46,8 +46,9 @@ class StepObservation:
     """Peak from there to the first recompute, stale outputs gone."""
     tail_bytes: int
     """Peak after the first run's backward, stale outputs gone, without gradients born."""
-    prelude_bytes: int
-    """What the model holds when its first block starts, beyond what was in use before."""
+    prelude_bytes: int | None
+    """What the model holds when its first block starts, beyond what was in use before; None if
+    nobody looked."""
     gradients_born: bool
     """Whether gradients came into being in this step, rather than being added to."""
 
@@ -74,4 +75,4 @@ class StepObservation:
             for run in self.runs
         )
         head = self.head_forward_bytes, self.head_backward_bytes
-        return Profile(self.size, runs, *head, self.tail_bytes, self.prelude_bytes)
+        return Profile(self.size, runs, *head, self.tail_bytes, self.prelude_bytes or 0)

@@ -233,8 +233,9 @@ class Mimose:
             else:
                 step.another_pass(size)
         self._announced_size = size
-        if self._setting is not None and not self._knowledge.ready:
-            self._in_use_before = self._setting.meter.read().in_use
+        self._in_use_before = None
+        if self._setting is not None and not self._knowledge.reaches(size):
+            self._in_use_before = self._setting.meter.read().in_use  # it will be observed
 
     def forward_returned(self, out: Any) -> None:
         """The root's forward is done."""
