@@ -39,6 +39,8 @@ class Meter(ABC):
     device_bytes: int
     private = False
     """Whether nobody else reads these peaks, so that they may be reset at any time."""
+    fragments = False
+    """Whether the allocator is set so that varying sizes leave fragments behind."""
     hole_bytes = 0
     """What the allocator's pages may leave unused between tensors, whatever the budget."""
 
@@ -58,11 +60,6 @@ class Meter(ABC):
 
     def close(self) -> None:  # noqa: B027 (most meters count nothing themselves)
         """Stop counting, where counting is this meter's own doing."""
-
-    @property
-    def fragments(self) -> bool:
-        """Whether the allocator is set so that varying sizes leave fragments behind."""
-        return False
 
 
 def meter_for(device: torch.device) -> Meter:
@@ -88,6 +85,7 @@ class CudaMeter(Meter):
         raw = getattr(torch._C, "_cuda_memoryStats", None)
         self._statistics = raw or torch.cuda.memory_stats_as_nested_dict
         self._former_share: float | None = None
+        self.fragments = _expandable_segments_are_off()
 
     def read(self) -> Reading:
         statistics = self._statistics(self._index)
@@ -121,13 +119,13 @@ class CudaMeter(Meter):
         share = min(1.0, number_of_bytes / self.device_bytes)
         torch.cuda.set_per_process_memory_fraction(share, self._index)
 
-    @property
-    def fragments(self) -> bool:
-        snapshot = getattr(torch._C, "_cuda_memorySnapshot", None)
-        if snapshot is None:
-            return False
-        settings = torch.cuda.memory._snapshot().get("allocator_settings", {})
-        return not settings.get("expandable_segments", False)
+
+def _expandable_segments_are_off() -> bool:
+    snapshot = getattr(torch.cuda.memory, "_snapshot", None)
+    if snapshot is None:
+        return False
+    settings = snapshot().get("allocator_settings", {})
+    return not settings.get("expandable_segments", False)
 
 
 class CpuMeter(Meter):
