@@ -62,8 +62,7 @@ def places_in(module: nn.Module) -> list[Place]:
 
 def norm_places(module: nn.Module) -> list[Place]:
     """The statistics of normalisation layers: they change whenever the layer trains."""
-    norms = (m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase))
-    return [(m, name) for m in norms for name, b in m._buffers.items() if b is not None]
+    return [place for place in places_in(module) if _is_norm(place[0])]
 
 
 def likely_places(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Place]:
@@ -74,11 +73,10 @@ def likely_places(function: Callable[..., Any], args: Any, kwargs: Any) -> list[
         for module in modules.values()
         for owner, name in places_in(module)
     }
-    norms = nn.modules.batchnorm._NormBase
     return [
         (owner, name)
         for owner, name in places.values()
-        if isinstance(owner, norms) or _nbytes(owner._buffers[name]) <= _ALWAYS_COPIED_BYTES
+        if _is_norm(owner) or _nbytes(owner._buffers[name]) <= _ALWAYS_COPIED_BYTES
     ]
 
 
@@ -114,6 +112,10 @@ def _outer_values(function: types.FunctionType) -> Iterator[Any]:
     yield from (function.__kwdefaults__ or {}).values()
     mentioned = (function.__globals__.get(name) for name in function.__code__.co_names)
     yield from (value for value in mentioned if isinstance(value, nn.Module))
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._NormBase)
 
 
 def _nbytes(buffer: torch.Tensor | None) -> int:

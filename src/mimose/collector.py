@@ -26,7 +26,7 @@ from mimose.control import Listener
 from mimose.inputs import InputSize
 from mimose.memory import Meter, Reading
 from mimose.observations import Observation, Pattern, Run, StepObservation
-from mimose.trees import argument_tensors, tensors_in
+from mimose.trees import argument_tensors, storage_bytes
 
 
 @dataclass(slots=True)
@@ -327,9 +327,8 @@ def _bytes_of(parameters: Sequence[torch.nn.Parameter]) -> int:
 
 
 def _fresh_output_bytes(out: Any, inputs: Any) -> int:
-    known = {t.untyped_storage()._cdata for t in tensors_in(inputs)}
-    fresh = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in tensors_in(out))}
-    return sum(size for key, size in fresh.items() if key not in known)
+    known = storage_bytes(inputs)
+    return sum(size for key, size in storage_bytes(out).items() if key not in known)
 
 
 def _bytes_behind(ref: weakref.ref[torch.Tensor]) -> int:

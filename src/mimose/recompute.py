@@ -36,7 +36,7 @@ from mimose.control import Listener, task_id, unknown_task
 from mimose.errors import RecomputeError
 from mimose.held import Held, HeldByGraph
 from mimose.rehearsal import Rehearsal, Watch, alike
-from mimose.trees import argument_tensors, tensors_in
+from mimose.trees import argument_tensors, storage_bytes
 
 
 def checkpoint(
@@ -357,8 +357,7 @@ class Frame:
     def _tell_of_forward(self, listener: Listener, args: Any, kwargs: Any, out: Any) -> None:
         saved = {s._cdata for ref in self.storages if (s := ref()) is not None}
         self.storages = []
-        outputs = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in tensors_in(out))}
-        shared = sum(size for key, size in outputs.items() if key in saved)
+        shared = sum(size for key, size in storage_bytes(out).items() if key in saved)
         inputs = argument_tensors(args, kwargs)
         idle = [t for t in inputs if t.untyped_storage()._cdata not in saved]
         listener.forward_ends(self.block, shared, idle)

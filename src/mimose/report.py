@@ -11,7 +11,7 @@ from mimose.inputs import InputSize
 from mimose.knowledge import Knowledge
 from mimose.memory import Reading
 from mimose.plan import Plan, PlanCache
-from mimose.planners import Planner, RecomputeAll
+from mimose.planners import KeepAll, Planner, RecomputeAll
 from mimose.setting import Setting
 from mimose.steps import ObservedStep, PlannedStep, Step
 from mimose.timeline import Profile
@@ -232,22 +232,17 @@ def explain_plan(
         common["base_bytes"] = base_bytes = setting.meter.read().in_use + profile.prelude
     missing = setting.missing_gradient_bytes(setting.missing_gradients())
     profile = profile.in_step(knowledge.born_bytes(pattern, missing), 0, missing)
-    available = setting.budget_bytes - setting.reserve.bytes - knowledge.margin - base_bytes
+    available = setting.available(base_bytes) - knowledge.margin
     strictest = RecomputeAll().plan(profile, available)
     common["blocks"] = tuple(blocks[index] for index, _ in pattern)
     return Explanation(
         **common,
         profile=profile,
         plan=planner.plan(profile, available),
-        peak_kept_bytes=base_bytes + peak_of_keeping(profile),
+        peak_kept_bytes=base_bytes + KeepAll().plan(profile, available).peak_bytes,
         peak_recomputed_bytes=base_bytes + strictest.peak_bytes,
         largest_batch=_largest_batch(size, strictest, available),
     )
-
-
-def peak_of_keeping(profile: Profile) -> int:
-    """The peak above the step's start, if nothing is recomputed."""
-    return Plan.of(profile, (False,) * len(profile.runs), 0).peak_bytes
 
 
 def _largest_batch(size: InputSize, strictest: Plan, available: int) -> int | None:

@@ -281,7 +281,8 @@ class Mimose:
         if pattern is None or self._look_again:
             self._look_again = False
             return None
-        available = setting.rounded(setting.available(reading) - self._knowledge.margin)
+        setting.note_failures(reading)
+        available = setting.rounded(setting.available(reading.in_use) - self._knowledge.margin)
         stale = setting.rounded(self._stale.expected())
         missing = setting.missing_gradients()
         key = (shared, available, missing, stale, self._knowledge.version)

@@ -44,12 +44,15 @@ class Setting:
         self.meter.close()
         self.parameters, self._sample = [], []
 
-    def available(self, reading: Reading) -> int:
-        """Bytes that a step may rise above its start."""
+    def available(self, in_use: int) -> int:
+        """Bytes that a step may rise above its start, if so much is in use then."""
+        return self.budget_bytes - self.reserve.bytes - in_use
+
+    def note_failures(self, reading: Reading) -> None:
+        """Learn from memory that has run out since the last reading."""
         if reading.failures > self._last.failures:
             self.reserve.ran_out(reading.failures - self._last.failures)
             self._last = reading
-        return self.budget_bytes - self.reserve.bytes - reading.in_use
 
     def rounded(self, number_of_bytes: int) -> int:
         """Down to a multiple of 0.012 % of the budget, so that steps that hardly differ share."""

@@ -48,6 +48,12 @@ def _collect(values: Any, found: list[torch.Tensor]) -> None:
             _collect(value.values(), found)
 
 
+def storage_bytes(value: Any) -> dict[int, int]:
+    """The bytes of each storage behind the tensors in a value; views of one count once."""
+    storages = (tensor.untyped_storage() for tensor in tensors_in(value))
+    return {storage._cdata: storage.nbytes() for storage in storages}
+
+
 def map_tensors(change: Callable[[Any], Any], kind: type, value: Any) -> Any:
     """`value` with `change` applied to each `kind` in plain tuples, lists and dicts.
 
