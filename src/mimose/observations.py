@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
 
 from mimose.inputs import InputSize
 from mimose.timeline import Profile, RunCost
@@ -76,3 +78,41 @@ class StepObservation:
         )
         head = self.head_forward_bytes, self.head_backward_bytes
         return Profile(self.size, runs, *head, self.tail_bytes, self.prelude_bytes or 0)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Numbers, strings, lists and dicts alone, for files."""
+        return {
+            "layout": [list(tensor) for tensor in self.size.layout],
+            "dims": list(self.size.dims),
+            "pattern": [list(run) for run in self.pattern],
+            "runs": [list(astuple(run)) for run in self.runs],
+            "head": [self.head_forward_bytes, self.head_backward_bytes],
+            "tail": self.tail_bytes,
+            "prelude": self.prelude_bytes,
+            "gradients_born": self.gradients_born,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> StepObservation:
+        """What `to_plain` gave."""
+        layout = tuple((str(name), int(rank)) for name, rank in plain["layout"])
+        return cls(
+            size=InputSize(layout, tuple(map(int, plain["dims"]))),
+            pattern=tuple((int(block), int(nth)) for block, nth in plain["pattern"]),
+            runs=tuple(_run_from_plain(run) for run in plain["runs"]),
+            head_forward_bytes=int(plain["head"][0]),
+            head_backward_bytes=int(plain["head"][1]),
+            tail_bytes=int(plain["tail"]),
+            prelude_bytes=None if plain["prelude"] is None else int(plain["prelude"]),
+            gradients_born=bool(plain["gradients_born"]),
+        )
+
+
+def _run_from_plain(numbers: list[Any]) -> Observation:
+    *number_of_bytes, seconds, fixed = numbers
+    names = Observation.__slots__[: len(number_of_bytes)]
+    return Observation(
+        **{name: int(value) for name, value in zip(names, number_of_bytes, strict=True)},
+        seconds=float(seconds),
+        fixed=bool(fixed),
+    )
