@@ -58,7 +58,7 @@ def odd_chains(draw: st.DrawFn, longest: int = 8) -> Profile:
     """As nothing makes them: small numbers without rhyme or reason, so that many are equal."""
     few = st.integers(0, 6)
     costs = st.tuples(few, few, few, few, few, few, few, few, few, st.booleans())
-    runs = draw(st.lists(costs.map(RunCost._make), max_size=longest))
+    runs = draw(st.lists(costs.map(lambda numbers: RunCost(*numbers)), max_size=longest))
     return chain(*runs, head_forward=draw(few), head_backward=draw(few), tail=draw(few))
 
 

@@ -26,7 +26,7 @@ from mimose.control import Listener
 from mimose.inputs import InputSize
 from mimose.memory import Meter, Reading
 from mimose.observations import Observation, Pattern, Run, StepObservation
-from mimose.trees import argument_tensors, storage_bytes
+from mimose.trees import argument_tensors, bytes_given, bytes_of, local, storage_bytes
 
 
 @dataclass(slots=True)
@@ -35,6 +35,7 @@ class _Seen:
 
     key: Run
     gradient_bytes: int
+    input_bytes: int
     start: int
     forward: int = 0
     out_saved: int = 0
@@ -96,8 +97,9 @@ class Ride(Listener):
         seat.run = len(self._runs)
         seat.listener = self
         self._spoiled |= seat.trusted is None  # its first run is a rehearsal as well
+        given = bytes_given(args, kwargs)
         start = reading.in_use - self._base
-        self._runs.append(_Seen((seat.index, nth), _gradient_bytes(seat.module), start))
+        self._runs.append(_Seen((seat.index, nth), _gradient_bytes(seat.module), given, start))
 
     def forward_ends(
         self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
@@ -226,6 +228,7 @@ class Ride(Listener):
             in_idle_bytes=run.idle_bytes,
             seconds=run.saved * 1e-12 if (known := self._seconds(run)) is None else known,
             fixed=run.before is None,
+            input_bytes=run.input_bytes,
         )
 
     def _seconds(self, run: _Seen) -> float | None:
@@ -240,7 +243,7 @@ class Ride(Listener):
     def _note_born(self) -> None:
         still = [p for p in self._missing if p.grad is None]
         if len(still) < len(self._missing):
-            self._born += _bytes_of(self._missing) - _bytes_of(still)
+            self._born += bytes_of(self._missing) - bytes_of(still)
             self._missing = still
 
 
@@ -298,8 +301,8 @@ class Stale:
 
     def outputs_are(self, tensors: Sequence[torch.Tensor]) -> None:
         """The model has returned these."""
-        sizes = {t.untyped_storage()._cdata: t for t in tensors}
-        self._outputs = [(weakref.ref(t), t.untyped_storage().nbytes()) for t in sizes.values()]
+        storages = {(s := local(t).untyped_storage())._cdata: (t, s.nbytes()) for t in tensors}
+        self._outputs = [(weakref.ref(t), size) for t, size in storages.values()]
 
     def step_starts(self) -> None:
         """A forward starts: whatever of them is alive now is stale."""
@@ -319,11 +322,7 @@ class Stale:
 
 
 def _gradient_bytes(module: torch.nn.Module) -> int:
-    return _bytes_of([p for p in module.parameters() if p.requires_grad])
-
-
-def _bytes_of(parameters: Sequence[torch.nn.Parameter]) -> int:
-    return sum(p.nbytes for p in parameters)
+    return bytes_of(p for p in module.parameters() if p.requires_grad)
 
 
 def _fresh_output_bytes(out: Any, inputs: Any) -> int:
@@ -333,7 +332,7 @@ def _fresh_output_bytes(out: Any, inputs: Any) -> int:
 
 def _bytes_behind(ref: weakref.ref[torch.Tensor]) -> int:
     tensor = ref()
-    return 0 if tensor is None else tensor.untyped_storage().nbytes()
+    return 0 if tensor is None else local(tensor).untyped_storage().nbytes()
 
 
 def _references(ref: weakref.ref[torch.Tensor]) -> int:

@@ -7,6 +7,11 @@ Levels follow such polynomials exactly. Peaks are the largest of several of them
 that no polynomial follows; but they stay convex, and for a convex function the chord between two
 observed sizes is never too low. So where a quantity's own leave-one-out error says that it has
 kinks, the larger of fit and chord is taken.
+
+What was learned may cease to be true (a layer unfrozen, another kernel): an observation that
+contradicts it makes all older ones void. If that happens again and again, or if many observations
+give no fit, then memory depends on more than the size (on proposals, on routing): such a model is
+noisy, and predictions are the upper end of what was seen.
 """
 
 from __future__ import annotations
@@ -25,7 +30,10 @@ from mimose.timeline import Profile, RunCost, peak
 
 _Floats = npt.NDArray[np.float64]
 
-_QUANTITIES = ("start", "forward", "entry", "saved", "spike", "back", "out_saved", "in_idle")
+_QUANTITIES = (
+    *("start", "forward", "entry", "saved", "spike", "back", "out_saved", "in_idle"),
+    "input",
+)
 _OF_STEP = 4
 """How many quantities are of the step, not of a run: the head's two, the tail, the prelude."""
 _FAIR_ERROR = 0.02
@@ -34,6 +42,12 @@ _TO_DOUBT = 4
 """Observations it takes to doubt that the first dimension is the batch."""
 _EXACT_ERROR = 0.001
 """The error, as a share of the peak, up to which a quantity counts as an exact polynomial."""
+_CONTRADICTION = 0.04
+"""The difference from what was predicted, as a share of the peak, that makes old knowledge void."""
+_SOON = 8
+"""If two contradictions are no more than this many observations apart, the model is noisy."""
+_ENOUGH = 12
+"""Observations after which a fit that is still not fair is taken for noise."""
 _REACH = 0.02
 """How far beyond the largest size seen predictions go, as a share of it."""
 _MOST_SIZES = 64
@@ -47,28 +61,55 @@ class Estimator:
         self.version = 0
         self._seen: dict[InputSize, StepObservation] = {}
         self._fit: _Fit | None = None
+        self._contradicted_at = -_SOON
+        self._varies = False
 
     def __len__(self) -> int:
         return len(self._seen)
 
     @property
+    def observations(self) -> list[StepObservation]:
+        """What counts, the oldest first."""
+        return list(self._seen.values())
+
+    @property
     def ready(self) -> bool:
         """Whether sizes that were never seen can be predicted."""
-        return self._fit is not None and self._fit.error <= _FAIR_ERROR
+        return self._fit is not None and (self._fit.fair or self.noisy)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether memory depends on more than the size."""
+        unfit = self._fit is not None and not self._fit.fair and len(self) >= _ENOUGH
+        return self._varies or unfit
 
     @property
     def error(self) -> float | None:
         """The leave-one-out error of the peak, as a share of it."""
         return None if self._fit is None else self._fit.error
 
-    def learn(self, observation: StepObservation) -> None:
-        """Take one more observation in; of a size seen before, the newer one counts."""
-        self._seen.pop(observation.size, None)
-        self._seen[observation.size] = with_shared_times(observation)
+    def learn(self, observation: StepObservation, *, doubted: bool = False) -> bool:
+        """Take one more observation in; of a size seen before, the newer one counts.
+
+        If what was known of its size was in doubt already, older observations may become void:
+        whether they did.
+        """
+        observation = with_shared_times(observation)
+        void = False
+        if doubted and not self.noisy and self._contradicts(observation):
+            self._varies = self.version - self._contradicted_at <= _SOON
+            self._contradicted_at = self.version
+            void = not self._varies
+            self._seen = {} if void else self._seen
+        former = self._seen.pop(observation.size, None)
+        if former is not None and self.noisy:
+            observation = former.joined(observation)
+        self._seen[observation.size] = observation
         if len(self._seen) > _MOST_SIZES:
             self._drop_one()
         self._fit = _Fit.of(list(self._seen.values()))
         self.version += 1
+        return void
 
     def predict(self, size: InputSize) -> Profile | None:
         """The profile at `size`; None where nothing that was seen tells enough.
@@ -77,7 +118,7 @@ class Estimator:
         confirms; without one, `bound` may still say enough.
         """
         seen = self._seen.get(size)
-        if seen is not None:
+        if seen is not None and not (self.noisy and self._fit is not None):
             return seen.profile()
         return self._fit.predict(size) if self._fit is not None and self.ready else None
 
@@ -98,6 +139,17 @@ class Estimator:
         if self._fit is None or not self.ready:
             return size
         return size.rounded_up(self._fit.shape.varying)
+
+    def _contradicts(self, observation: StepObservation) -> bool:
+        """Whether a step was so far from what it should have been that nothing older counts."""
+        size = observation.size
+        known = size in self._seen or (self._fit is not None and self._fit.inside(size))
+        expected = self.predict(size) if known else None
+        born = observation.gradients_born
+        if expected is None or any(o.gradients_born != born for o in self._seen.values()):
+            return False
+        pairs = zip(_peaks(expected), _peaks(observation.profile()), strict=True)
+        return any(abs(real - thought) > _CONTRADICTION * real for thought, real in pairs)
 
     def _drop_one(self) -> None:
         """Forget the size whose neighbours are nearest; not one that marks the range's end."""
@@ -126,12 +178,16 @@ class _Fit:
     times: _Times
     fixed: tuple[bool, ...]
 
+    @property
+    def fair(self) -> bool:
+        return self.error <= _FAIR_ERROR
+
     @classmethod
     def of(cls, observations: list[StepObservation]) -> _Fit | None:
         """The fit of these, with the dimension for the batch that explains them best."""
         usual, *others = Shape.of([o.size for o in observations]).alternatives()
         best = cls.with_shape(usual, observations)
-        if len(observations) >= _TO_DOUBT and (best is None or best.error > _FAIR_ERROR):
+        if len(observations) >= _TO_DOUBT and (best is None or not best.fair):
             for shape in others:
                 fit = cls.with_shape(shape, observations)
                 if fit is not None and (best is None or fit.error < best.error):
@@ -174,7 +230,9 @@ class _Fit:
         if (point > high * (1 + _REACH)).any():
             return None
         row = self.shape.features(point[None])[0] @ self.coefficients
-        if self.kinked.any():
+        if not self.fair:
+            row = self._upper_end(row)
+        elif self.kinked.any():
             row = self._mind_kinks(point, row)
         beyond = float(np.max((point - high) / high, initial=0.0))
         if beyond > 0:
@@ -185,6 +243,13 @@ class _Fit:
     def covers(self, size: InputSize) -> bool:
         point = self.shape.covering_point(size)
         return point is not None and bool((point <= self.points.max(0)).all())
+
+    def inside(self, size: InputSize) -> bool:
+        """Whether a size is of just this shape and between the smallest and the largest seen."""
+        if not self.shape.describes(size):
+            return False
+        point = np.array(self.shape.point(size))
+        return bool((point >= self.points.min(0)).all() and (point <= self.points.max(0)).all())
 
     def _mind_kinks(self, point: _Floats, row: _Floats) -> _Floats:
         """What a kinked quantity is at most, as far as observations tell."""
@@ -201,6 +266,13 @@ class _Fit:
         fitted = self.shape.features(self.points) @ self.coefficients
         short = (self.values - fitted) / np.maximum(fitted, 1)
         return np.where(self.kinked, row * (1 + np.maximum(short.max(0), 0)), row)
+
+    def _upper_end(self, row: _Floats) -> _Floats:
+        """The most that observations give reason to expect, where they scatter about the fit."""
+        fitted = self.shape.features(self.points) @ self.coefficients
+        above = np.maximum(self.values - fitted, 0)
+        by_share = row * (1 + (above / np.maximum(fitted, 1)).max(0))
+        return np.minimum(by_share, row + above.max(0))
 
     def _profile(self, size: InputSize, row: _Floats) -> Profile:
         table = row[:-_OF_STEP].reshape(-1, len(_QUANTITIES))
@@ -256,6 +328,7 @@ def _row(o: StepObservation) -> list[int]:
             run.back_bytes,
             run.out_saved_bytes,
             run.in_idle_bytes,
+            run.input_bytes,
         )
     ]
     head = o.head_forward_bytes, o.head_backward_bytes
@@ -281,8 +354,8 @@ def _assemble(size: InputSize, row: _Floats, times: _Floats, fixed: tuple[bool, 
     )
     nanoseconds = (times * 1e9).round().astype(np.int64).tolist()
     runs = tuple(
-        RunCost._make((*costs, time, is_fixed))
-        for costs, time, is_fixed in zip(numbers, nanoseconds, fixed, strict=True)
+        RunCost(*costs, time, is_fixed, given)
+        for (*costs, given), time, is_fixed in zip(numbers, nanoseconds, fixed, strict=True)
     )
     return Profile(size, runs, *row[-_OF_STEP:].round().astype(np.int64).tolist())
 

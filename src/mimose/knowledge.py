@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
+from mimose.adaptation import Adaptation
 from mimose.estimator import Estimator
 from mimose.inputs import InputSize, Layout
 from mimose.observations import Pattern, StepObservation
@@ -27,9 +30,10 @@ class Knowledge:
         self._preferred: dict[Layout, Estimator] = {}
         self._largest: dict[Layout, InputSize] = {}
         self._born: dict[Pattern, tuple[int, ...]] = {}
-        self.margin = 0
-        """What predictions have fallen short by, in bytes."""
+        self.adaptation = Adaptation()
         self.version = 0
+        self.mark = object()
+        """Another one whenever something was learned: what plans from the same knowledge share."""
 
     @property
     def ready(self) -> bool:
@@ -47,8 +51,11 @@ class Knowledge:
         largest = self._largest.get(size.layout)
         return self.ready and largest is not None and size <= largest
 
-    def learn(self, observation: StepObservation) -> None:
-        """Take one more observation in."""
+    def learn(self, observation: StepObservation, *, doubted: bool = False) -> bool:
+        """Take one more observation in; whether that made what was known before void.
+
+        Only if what was known was in doubt already.
+        """
         if observation.prelude_bytes is None:  # not looked at: what was known of it still holds
             known = self.predict(observation.size)
             observation = replace(observation, prelude_bytes=known.prelude if known else 0)
@@ -57,11 +64,16 @@ class Knowledge:
         key = (observation.size.layout, observation.pattern)
         if key not in self._estimators:
             self._estimators[key] = Estimator(observation.pattern)
-        self._estimators[key].learn(observation)
+        void = self._estimators[key].learn(observation, doubted=doubted)
+        if void:
+            self._estimators = {key: self._estimators[key]}
+            self._preferred, self._largest = {}, {key[0]: observation.size}
         self._prefer(observation.size.layout)
         if observation.gradients_born:
             self.note_born(observation.pattern, observation.born_bytes)
         self.version += 1
+        self.mark = object()
+        return void
 
     def note_born(self, pattern: Pattern, born_bytes: tuple[int, ...]) -> None:
         """Gradients came into being in this order: exact, whatever else the step was like."""
@@ -71,6 +83,11 @@ class Knowledge:
         """The profile at `size`, without born gradients; None where too little is known."""
         estimator = self._estimator_for(size)
         return None if estimator is None else estimator.predict(size)
+
+    def doubtful(self, size: InputSize) -> bool:
+        """Whether a step of this size had better be watched: noise, or beyond what was seen."""
+        estimator = self._estimator_for(size)
+        return estimator is None or estimator.noisy or not estimator.covers(size)
 
     def bound(self, size: InputSize) -> Profile | None:
         """A profile that is no lower than that of `size`, if a larger one was seen."""
@@ -101,17 +118,37 @@ class Knowledge:
             return (missing_bytes,) * len(pattern)
         return tuple(min(born, missing_bytes) for born in known)
 
-    def peaked(self, size: InputSize, above_predicted_bytes: int) -> None:
-        """A step peaked this much higher than predicted.
+    def peaked(self, size: InputSize, predicted_rise: int, real_rise: int | None) -> None:
+        """A step rose so far above its start; None if nobody could see.
 
-        Within the range seen that is an error to allow for, for a while. Beyond it, it is one more
-        reason to observe such sizes, which happens anyway.
+        Beyond the range seen a difference is one more reason to observe such sizes, which happens
+        anyway.
         """
         estimator = self._estimator_for(size)
-        if above_predicted_bytes > 0 and estimator is not None and estimator.covers(size):
-            self.margin = max(self.margin, above_predicted_bytes)
-        else:
-            self.margin = int(self.margin * 0.99)
+        if real_rise is None:
+            self.adaptation.peaked_unseen()
+        elif estimator is not None and estimator.covers(size):
+            self.adaptation.peaked(predicted_rise, real_rise)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Numbers, strings, lists and dicts alone, for files."""
+        born = [[list(map(list, pattern)), list(b)] for pattern, b in self._born.items()]
+        return {"observations": [o.to_plain() for o in self._observations()], "born": born}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Knowledge:
+        """What `to_plain` gave, learned again."""
+        knowledge = cls()
+        for observation in plain["observations"]:
+            knowledge.learn(StepObservation.from_plain(observation))
+        for pattern, born in plain["born"]:
+            runs = tuple((int(block), int(nth)) for block, nth in pattern)
+            knowledge.note_born(runs, tuple(map(int, born)))
+        return knowledge
+
+    def _observations(self) -> Iterable[StepObservation]:
+        for estimator in self._estimators.values():
+            yield from estimator.observations
 
     def _estimator_for(self, size: InputSize) -> Estimator | None:
         return self._preferred.get(size.layout)

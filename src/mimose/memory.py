@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimose.errors import ConflictError
-from mimose.trees import tensors_in
+from mimose.trees import local, tensors_in
 
 
 class Reading(NamedTuple):
@@ -144,6 +144,7 @@ class CpuMeter(Meter):
 
     def read(self) -> Reading:
         mode = self._mode
+        mode.look_at_gathered()
         return Reading(mode.in_use, mode.peak, mode.in_use, mode.peak, 0, mode.failures)
 
     def reset_peak(self) -> None:
@@ -173,6 +174,8 @@ class _StorageCounter(TorchDispatchMode):
         self.failures = 0
         self._limits: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
+        self._gathered: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        """FSDP2's whole parameters, which it frees and takes again behind the dispatcher's back."""
         self._users = 0
         self._lock = threading.RLock()
 
@@ -202,6 +205,10 @@ class _StorageCounter(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        if getattr(func, "namespace", "") == "fsdp":
+            self._note_gathered((kwargs or {}).get("out"))
+        if self._gathered:
+            self.look_at_gathered()
         if isinstance(out, torch.Tensor):
             self._count(out)
         elif out is not None:
@@ -218,7 +225,7 @@ class _StorageCounter(TorchDispatchMode):
         if tensor.device.type != "cpu":
             return
         try:
-            storage = tensor.untyped_storage()
+            storage = local(tensor).untyped_storage()
         except (NotImplementedError, RuntimeError):  # a tensor without storage: sparse, fake, …
             return
         key, size = storage._cdata, storage.nbytes()
@@ -228,6 +235,27 @@ class _StorageCounter(TorchDispatchMode):
                 weakref.finalize(storage, self._forget, key).atexit = False
             self._sizes[key] = size
             self.in_use += size - (known or 0)
+            self.peak = max(self.peak, self.in_use)
+
+    def _note_gathered(self, tensors: Any) -> None:
+        for tensor in tensors_in(tensors):
+            self._count(tensor)
+            storage = tensor.untyped_storage()
+            self._gathered[storage._cdata] = weakref.ref(storage)
+
+    def look_at_gathered(self) -> None:
+        """Count what has been freed or taken without an operator."""
+        for key, ref in list(self._gathered.items()):
+            storage = ref()
+            if storage is None:
+                del self._gathered[key]
+            elif storage.nbytes() != self._sizes.get(key):
+                self._resized(key, storage.nbytes())
+
+    def _resized(self, key: int, size: int) -> None:
+        with self._lock:
+            self.in_use += size - self._sizes.get(key, 0)
+            self._sizes[key] = size
             self.peak = max(self.peak, self.in_use)
 
     def _forget(self, key: int) -> None:

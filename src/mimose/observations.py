@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from mimose.inputs import InputSize
@@ -33,6 +33,7 @@ class Observation:
     in_idle_bytes: int
     seconds: float
     fixed: bool
+    input_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,17 @@ class StepObservation:
         """Gradients born before each run's recompute."""
         return tuple(run.born_bytes for run in self.runs)
 
+    def joined(self, other: StepObservation) -> StepObservation:
+        """The higher of both in every number: what a step of this size may take."""
+        pairs = zip(self.runs, other.runs, strict=True)
+        return replace(
+            other,
+            runs=tuple(_higher(a, b) for a, b in pairs),
+            head_forward_bytes=max(self.head_forward_bytes, other.head_forward_bytes),
+            head_backward_bytes=max(self.head_backward_bytes, other.head_backward_bytes),
+            tail_bytes=max(self.tail_bytes, other.tail_bytes),
+        )
+
     def profile(self) -> Profile:
         """This observation as a prediction of its own size, without born gradients."""
         runs = tuple(
@@ -73,6 +85,7 @@ class StepObservation:
                 in_idle=run.in_idle_bytes,
                 nanoseconds=round(run.seconds * 1e9),
                 fixed=run.fixed,
+                input=run.input_bytes,
             )
             for run in self.runs
         )
@@ -108,11 +121,12 @@ class StepObservation:
         )
 
 
+def _higher(a: Observation, b: Observation) -> Observation:
+    numbers = zip(Observation.__slots__, astuple(a), astuple(b), strict=True)
+    return Observation(**{name: max(pair) for name, *pair in numbers})
+
+
 def _run_from_plain(numbers: list[Any]) -> Observation:
-    *number_of_bytes, seconds, fixed = numbers
-    names = Observation.__slots__[: len(number_of_bytes)]
-    return Observation(
-        **{name: int(value) for name, value in zip(names, number_of_bytes, strict=True)},
-        seconds=float(seconds),
-        fixed=bool(fixed),
-    )
+    values = dict(zip(Observation.__slots__, numbers, strict=True))
+    seconds, fixed = float(values.pop("seconds")), bool(values.pop("fixed"))
+    return Observation(**{n: int(v) for n, v in values.items()}, seconds=seconds, fixed=fixed)

@@ -43,12 +43,14 @@ class CachedPlan:
 
     plan: Plan
     again: Mapping[Run, bool]
+    profile: Profile | None = None
+    """What the plan was made from."""
 
 
 class PlanCache:
     """Plans by what they were made for; the one that was not asked for the longest goes first."""
 
-    def __init__(self, capacity: int = 1024) -> None:
+    def __init__(self, capacity: int = 512) -> None:
         self._plans: OrderedDict[Hashable, CachedPlan] = OrderedDict()
         self._capacity = capacity
         self.hits = 0
@@ -67,9 +69,11 @@ class PlanCache:
         self._plans.move_to_end(key)
         return plan
 
-    def put(self, key: Hashable, plan: Plan, pattern: Pattern) -> CachedPlan:
+    def put(
+        self, key: Hashable, plan: Plan, pattern: Pattern, profile: Profile | None = None
+    ) -> CachedPlan:
         """Remember `plan`, made for steps of this pattern."""
-        cached = CachedPlan(plan, dict(zip(pattern, plan.recompute, strict=True)))
+        cached = CachedPlan(plan, dict(zip(pattern, plan.recompute, strict=True)), profile)
         self._plans[key] = cached
         if len(self._plans) > self._capacity:
             self._plans.popitem(last=False)

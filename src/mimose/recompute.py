@@ -36,7 +36,7 @@ from mimose.control import Listener, task_id, unknown_task
 from mimose.errors import RecomputeError
 from mimose.held import Held, HeldByGraph
 from mimose.rehearsal import Rehearsal, Watch, alike
-from mimose.trees import argument_tensors, storage_bytes
+from mimose.trees import argument_tensors, local, storage_bytes
 
 
 def checkpoint(
@@ -233,7 +233,7 @@ class Frame:
             if self.keeping:
                 self.rebuilt.append(tensor.detach())
             if self.listener is not None:
-                self.storages.append(weakref.ref(tensor.untyped_storage()))
+                self.storages.append(weakref.ref(local(tensor).untyped_storage()))
             return pack(tensor)
 
         return pack_and_look if self.keeping or self.listener is not None else pack
@@ -359,7 +359,7 @@ class Frame:
         self.storages = []
         shared = sum(size for key, size in storage_bytes(out).items() if key in saved)
         inputs = argument_tensors(args, kwargs)
-        idle = [t for t in inputs if t.untyped_storage()._cdata not in saved]
+        idle = [t for t in inputs if local(t).untyped_storage()._cdata not in saved]
         listener.forward_ends(self.block, shared, idle)
 
     def _describe_misfits(self) -> str:

@@ -30,11 +30,12 @@ from mimose.memory import Reading
 from mimose.observations import StepObservation
 from mimose.plan import Plan, PlanCache
 from mimose.planners import Planner, planner_named
+from mimose.recording import Header, Recorder
 from mimose.report import Explanation, Floor, Stats, explain_plan
 from mimose.root import RootSeat
 from mimose.setting import Setting
 from mimose.steps import ObservedStep, PlannedStep, Step
-from mimose.trees import tensors_in
+from mimose.trees import bytes_of, tensors_in
 
 log = logging.getLogger("mimose")
 
@@ -54,6 +55,7 @@ def auto_checkpoint(
     collector: str = "ride",
     enforce: bool = False,
     input_size: SizeFunction | None = None,
+    record: str | os.PathLike[str] | None = None,
 ) -> Mimose:
     """Train `model` within `memory_budget`, recomputing no more than each batch's size demands.
 
@@ -71,6 +73,7 @@ def auto_checkpoint(
         collector: `"ride"`, or `"shuttle"` for the paper's double forward.
         enforce: Also make the budget the allocator's hard limit.
         input_size: Your own measure of a batch, a function of the forward's arguments.
+        record: A file to write the run to, a line a step, for `mimose report` and `mimose plan`.
 
     Returns:
         A handle: `explain(**batch)`, `stats()`, `detach()`; also a context manager.
@@ -90,6 +93,7 @@ def auto_checkpoint(
         collector=collector,
         enforce=enforce,
         input_size=input_size,
+        record=record,
     )
 
 
@@ -107,6 +111,7 @@ class Mimose:
         collector: str,
         enforce: bool,
         input_size: SizeFunction | None,
+        record: str | os.PathLike[str] | None = None,
     ) -> None:
         _refuse_data_parallel(model)
         self._budget = parse_budget(memory_budget)
@@ -132,11 +137,14 @@ class Mimose:
         self._in_use_before: int | None = None
         self._setting: Setting | None = None
         self._attachment: Attachment | None = None
+        self._recorder: Recorder | None = None
         self._root = RootSeat(model, self)
         if os.environ.get("MIMOSE_DISABLE", "") not in ("", "0"):
             log.info("MIMOSE_DISABLE is set: the model is left as it is")
             return
         _replace_former(model)
+        if record is not None:
+            self._recorder = Recorder(record)
         self._attachment = Attachment(model, found, self)
         self._root.take()
 
@@ -162,6 +170,9 @@ class Mimose:
         self._step = None
         if self._setting is not None:
             self._setting.close()
+        if self._recorder is not None:
+            self._read_observations()
+            self._recorder.close()
 
     def __enter__(self) -> Mimose:
         return self
@@ -205,8 +216,8 @@ class Mimose:
             setting = self._setting
             return Floor(setting.budget_bytes, setting.parameter_bytes, setting.gradient_bytes)
         parameters = list(self._root.module.parameters())
-        trained = sum(p.nbytes for p in parameters if p.requires_grad)
-        return Floor(self.budget_bytes, sum(p.nbytes for p in parameters), trained)
+        trained = bytes_of(p for p in parameters if p.requires_grad)
+        return Floor(self.budget_bytes, bytes_of(parameters), trained)
 
     # What the blocks and the root ask
 
@@ -224,6 +235,7 @@ class Mimose:
         self._attachment.take_seats()
         if self._setting is None:
             self._take_over()
+            self._settle()
         size = self._size_of(args, kwargs)
         step = self._step
         if step is not None and not step.over:
@@ -253,8 +265,8 @@ class Mimose:
 
     def _open(self, args: Any, kwargs: Any) -> Step:
         if self._setting is None:
-            self._setting = Setting(self._root.module, self._budget, enforce=self._enforce)
-            weakref.finalize(self._root.module, self._setting.close)
+            self._settle()
+        assert self._setting is not None
         self._read_observations()
         size = self._announced_size or self._size_of(args, kwargs)
         self._announced_size = None
@@ -262,9 +274,19 @@ class Mimose:
         reading = self._setting.meter.read()
         began = time.perf_counter()
         step = self._planned(self._setting, size, reading) or self._observed(self._setting, size)
-        self._stats.step_opened(step, reading, time.perf_counter() - began)
+        planning_seconds = time.perf_counter() - began
+        self._stats.step_opened(step, reading, planning_seconds)
+        if self._recorder is not None:
+            self._recorder.step_opens(reading.in_use, planning_seconds)
         self._step = self._last_step = step
         return step
+
+    def _settle(self) -> None:
+        """Settle device and bytes; before the root runs, where FSDP2 gathers its parameters."""
+        self._setting = Setting(self._root.module, self._budget, enforce=self._enforce)
+        weakref.finalize(self._root.module, self._setting.close)
+        if self._recorder is not None:
+            self._recorder.begins(self._header(self._setting))
 
     def _take_over(self) -> None:
         """From checkpointing that was on before, or that a trainer has switched on since."""
@@ -325,6 +347,9 @@ class Mimose:
 
     def _observed_step_over(self, step: ObservedStep) -> None:
         self._stats.observed_step_over(step)
+        if self._recorder is not None and self._setting is not None:
+            reserve = self._setting.reserve.bytes
+            self._recorder.step_over(step.size, None, step.ride.peak, None, reserve)
         if step.ride.born is not None:
             self._knowledge.note_born(*step.ride.born)
         if self._stats.steps > 1:  # the first has no optimizer state and makes workspaces
@@ -335,6 +360,9 @@ class Mimose:
         reading = self._setting.meter.read()
         real = step.real_peak(reading)
         self._stats.planned_step_over(step, reading, real)
+        if self._recorder is not None:
+            reserve = self._setting.reserve.bytes
+            self._recorder.step_over(step.size, step.plan, real, reading.peak_held, reserve)
         self._setting.learn_reserve(reading, real or step.predicted_peak)
         if real is not None:
             self._knowledge.peaked(step.size, real - step.predicted_peak)
@@ -358,6 +386,8 @@ class Mimose:
         was_ready = self._knowledge.ready
         self._knowledge.learn(observation)
         self._cache.clear()
+        if self._recorder is not None:
+            self._recorder.learned(observation)
         if self._knowledge.ready and not was_ready:
             self._announce_planning()
 
@@ -365,6 +395,7 @@ class Mimose:
 
     def _announce_planning(self) -> None:
         assert self._setting is not None
+        self._record_event("planning", f"{self._stats.observed_steps} steps were observed")
         log.info(
             "mimose plans from now on: %d blocks, %d steps observed, budget %s, reserve %s",
             len(self._names),
@@ -386,10 +417,28 @@ class Mimose:
             return
         self._stats.said_too_little = True
         does = "under this plan" if plan.kept else "with every block recomputed"
-        warn(
+        message = (
             f"input {size} needs {text_of(reading.in_use + plan.peak_bytes)} {does}; the budget is "
             f"{text_of(setting.budget_bytes)}, of which {text_of(setting.reserve.bytes)} are held "
             "in reserve: raise memory_budget or shorten the batch. Training goes on"
+        )
+        self._record_event("budget too small", message)
+        warn(message)
+
+    def _record_event(self, kind: str, text: str) -> None:
+        if self._recorder is not None:
+            self._recorder.event(kind, text)
+
+    def _header(self, setting: Setting) -> Header:
+        return Header.of(
+            setting.device,
+            blocks=tuple(self._names),
+            budget_bytes=setting.budget_bytes,
+            planner=self._planner,
+            collector=self._collector.__name__.lower(),
+            enforce=self._enforce,
+            parameter_bytes=setting.parameter_bytes,
+            gradient_bytes=setting.gradient_bytes,
         )
 
     def _size_of(self, args: Any, kwargs: Any) -> InputSize:

@@ -9,6 +9,7 @@ from mimose.budget import Budget, Reserve, text_of
 from mimose.clock import Clock
 from mimose.errors import ConflictError, warn
 from mimose.memory import Meter, Reading, meter_for
+from mimose.trees import bytes_of
 
 
 class Setting:
@@ -22,8 +23,8 @@ class Setting:
         self.device = _device_of(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._sample = self.parameters[:: max(1, len(self.parameters) // 3)]
-        self.parameter_bytes = sum(p.nbytes for p in model.parameters())
-        self.gradient_bytes = sum(p.nbytes for p in self.parameters)
+        self.parameter_bytes = bytes_of(model.parameters())
+        self.gradient_bytes = bytes_of(self.parameters)
         self.clock = Clock(self.device)
         self.meter = meter_for(self.device)
         reading = self.meter.read()
@@ -66,7 +67,7 @@ class Setting:
         """The bytes of gradients that do not exist yet, where the sample says so."""
         if all(missing):
             return self.gradient_bytes
-        return sum(p.nbytes for p in self.parameters if p.grad is None) if any(missing) else 0
+        return bytes_of(p for p in self.parameters if p.grad is None) if any(missing) else 0
 
     def start_planned_step(self, reading: Reading) -> Reading:
         """The reading to measure the step's peak against."""

@@ -81,6 +81,17 @@ class Shape:
             [max((size.dims[m.position] - m.offset) / m.slope for m in g) for g in self.symbols]
         )
 
+    def describes(self, size: InputSize) -> bool:
+        """Whether a size is of just this shape, not only covered by it."""
+        if size.layout != self.layout:
+            return False
+        if any(size.dims[position] != value for position, value in self.constants):
+            return False
+        return all(
+            len({round((size.dims[m.position] - m.offset) / m.slope, 6) for m in group}) == 1
+            for group in self.symbols
+        )
+
     def features(self, points: _Floats) -> _Floats:
         """1, then the batch times each monomial of the other dimensions up to degree two."""
         count = len(points)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from mimose.attach import BlockSeat
 from mimose.collector import Ride
 from mimose.control import at_end_of_backward
+from mimose.correction import Watch
 from mimose.inputs import InputSize
 from mimose.memory import Reading
 from mimose.observations import Run
@@ -132,9 +134,16 @@ class PlannedStep(Step):
         self.plan = plan
         self.start = start
         self._again = again
+        self.corrected = False
+        """Whether its plan became stricter while it ran."""
         self.surprised = False
         """Whether a block ran that the plan does not know."""
         self._counts: dict[int, int] = {}
+
+    @property
+    def difference(self) -> float:
+        """How far memory in use was from the timeline, where anybody looked."""
+        return 0.0
 
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         if self._watch_next:
@@ -162,3 +171,27 @@ class PlannedStep(Step):
     def real_peak(self, end: Reading) -> int | None:
         """The step's peak, as far as one can see it: if it is higher than what was before."""
         return end.peak if end.peak > self.start.peak else None
+
+
+class WatchedStep(PlannedStep):
+    """A planned step whose plan becomes stricter when memory runs ahead of the timeline."""
+
+    def __init__(self, *args: Any, watch: Watch) -> None:
+        super().__init__(*args)
+        self._timeline = watch
+        self._pattern = tuple(self._again)
+        self._positions = {run: position for position, run in enumerate(self._pattern)}
+
+    @property
+    def difference(self) -> float:
+        return self._timeline.difference
+
+    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+        position = self._positions.get((seat.index, self._counts.get(seat.index, 0)))
+        if position is not None and self._again:
+            choices = self._timeline.before_run(position, args, kwargs)
+            if choices is not None:
+                self._again = dict(zip(self._pattern, choices, strict=True))
+                self.plan = replace(self.plan, recompute=choices)
+                self.corrected = True
+        return super().recompute(seat, args, kwargs)

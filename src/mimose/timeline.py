@@ -53,6 +53,8 @@ class RunCost(NamedTuple):
     """Time of its recompute."""
     fixed: bool = False
     """Whether it cannot be recomputed (or has nothing to recompute)."""
+    input: int = 0
+    """Bytes of its tensor arguments: by these a run is known that is larger than its kind."""
 
     @property
     def need_recomputed(self) -> int:
@@ -107,6 +109,15 @@ class Profile:
         )
         head, tail = self.head_backward - stale_bytes, self.tail + missing_bytes - stale_bytes
         return Profile(self.size, runs, self.head_forward, head, tail, self.prelude)
+
+
+def levels(profile: Profile, recompute: Sequence[bool]) -> tuple[int, ...]:
+    """The bytes in use above the step's start when each run's forward starts."""
+    kept, at_start = 0, []
+    for run, again in zip(profile.runs, recompute, strict=True):
+        at_start.append(kept + run.start)
+        kept += 0 if again or run.fixed else run.growth
+    return tuple(at_start)
 
 
 def peak(profile: Profile, recompute: Sequence[bool]) -> int:

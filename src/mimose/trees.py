@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -48,9 +48,28 @@ def _collect(values: Any, found: list[torch.Tensor]) -> None:
             _collect(value.values(), found)
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor: of a sharded one its shard, else the tensor itself.
+
+    A `DTensor` reports the shape and the bytes of the whole.
+    """
+    shard: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return shard
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """The bytes that this process holds of some tensors."""
+    return sum([local(tensor).nbytes for tensor in tensors])
+
+
+def bytes_given(args: Any, kwargs: Any) -> int:
+    """The bytes of the tensors among a call's arguments."""
+    return bytes_of(argument_tensors(args, kwargs))
+
+
 def storage_bytes(value: Any) -> dict[int, int]:
     """The bytes of each storage behind the tensors in a value; views of one count once."""
-    storages = (tensor.untyped_storage() for tensor in tensors_in(value))
+    storages = (local(tensor).untyped_storage() for tensor in tensors_in(value))
     return {storage._cdata: storage.nbytes() for storage in storages}
 
 

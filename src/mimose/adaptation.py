@@ -1,0 +1,72 @@
+"""What real peaks teach: how far predictions are off, and when they are no longer to be believed."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+_WINDOW = 64
+_QUANTILE = 0.98
+_TO_SHIFT_DOWN = 16
+"""Real peaks it takes to believe that predictions are too high."""
+_STRANGE = 0.03
+"""A difference, as a share of the predicted rise, that is a reason to observe again."""
+_AGE = 16
+"""Steps without a visible peak after which the oldest lesson is forgotten."""
+
+
+class Adaptation:
+    """Compares predicted with real peaks, step by step.
+
+    Each difference is a share of the predicted rise. The margin that plans leave is the upper end
+    of the recent ones, so a bias shifts predictions and noise widens the margin; it is negative
+    where predictions have long been too high. A difference beyond what is usual is a doubt: the
+    next step is observed again, and either the knowledge is renewed or the difference is usual from
+    then on.
+    """
+
+    def __init__(self) -> None:
+        self.margin = 0.0
+        self.in_doubt = False
+        self._recent: deque[float] = deque(maxlen=_WINDOW)
+        self._usual = _STRANGE
+        self._unseen = 0
+
+    def peaked(self, predicted_rise: int, real_rise: int) -> None:
+        """A step rose this far above its start."""
+        if predicted_rise <= 0:
+            return
+        share = (real_rise - predicted_rise) / predicted_rise
+        self._recent.append(share)
+        self._settle()
+        self.note_difference(share)
+
+    def note_difference(self, share: float) -> None:
+        """Somewhere in a step, memory in use was this far from what was predicted."""
+        if abs(share) > self._usual:
+            self.in_doubt = True
+
+    def peaked_unseen(self) -> None:
+        """A step's peak was hidden by an earlier one."""
+        self._unseen += 1
+        if self._unseen % _AGE == 0 and self._recent:
+            self._recent.popleft()
+            self._settle()
+
+    def reassured(self) -> None:
+        """Observed again, and nothing had changed: such differences are usual here."""
+        self.in_doubt = False
+        self._usual *= 2
+
+    def ran_out(self) -> None:
+        """Memory ran out: what made predictions lower than the estimator's is not to be trusted."""
+        self._recent.extend([0.0] if self.margin < 0 else [])
+        self._settle()
+
+    def _settle(self) -> None:
+        if not self._recent:
+            self.margin = 0.0
+            return
+        ordered = sorted(self._recent)
+        upper = ordered[math.ceil(_QUANTILE * len(ordered)) - 1]
+        self.margin = upper if len(ordered) >= _TO_SHIFT_DOWN else max(0.0, upper)

@@ -1,0 +1,153 @@
+"""Where contestants meet: one task under given conditions, its model built anew for each run.
+
+Every model starts from the same weights (same seed, same device), every step from the same batch
+and the same RNG state, so losses can be compared step by step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from mimose.bench.extras import BenchError
+from mimose.bench.workloads import Batch, BatchShape, Task
+from mimose.clock import Clock
+from mimose.inputs import InputSize, input_size
+from mimose.memory import meter_for
+
+PRECISIONS = ("fp32", "bf16", "amp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What decides how a run goes, apart from the task and the contestant."""
+
+    device: str
+    steps: int
+    scale: int = 1
+    precision: str | None = None
+    """`fp32` (TF32 where the device has it), `bf16` weights, or `amp` for bf16 autocast; None for
+    the task's own."""
+    attention: str | None = None
+    small: bool = False
+    seed: int = 0
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Arena:
+    """One task under given conditions."""
+
+    def __init__(self, task: Task, conditions: Conditions) -> None:
+        self.task, self.conditions = task, conditions
+        self.device = torch.device(conditions.device)
+        self.precision = conditions.precision or task.precision
+        self.attention = _attention(task, conditions)
+        self.clock = Clock(self.device)
+        self.shapes = task.shapes(
+            conditions.steps,
+            scale=conditions.scale,
+            small=conditions.small,
+            seed=conditions.seed,
+        )
+
+    @property
+    def largest(self) -> BatchShape:
+        """A batch that covers every batch of the run."""
+        columns = zip(*(shape.lengths for shape in self.shapes), strict=True)
+        return BatchShape(self.shapes[0].rows, tuple(max(column) for column in columns))
+
+    def size_of(self, shape: BatchShape) -> InputSize:
+        """The size as mimose sees it."""
+        return input_size((), self.task.batch(shape, 0, torch.device("cpu")))
+
+    @contextlib.contextmanager
+    def trainee(self) -> Iterator[Trainee]:
+        """A fresh model with its optimizer, in an emptied device; gone at the end."""
+        _empty(self.device)
+        trainee = Trainee(self)
+        try:
+            yield trainee
+        finally:
+            trainee.close()
+            del trainee
+            _empty(self.device)
+
+
+class Trainee:
+    """A model in training: the loop that knows nothing of checkpointing."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        # Entered before the model is there: on a CPU it counts every storage born from now on, and
+        # slows everybody down alike.
+        self.meter = meter_for(arena.device)
+        torch.manual_seed(arena.conditions.seed)
+        with arena.device:
+            model = arena.task.make(arena.conditions.small, arena.attention)
+        dtype = torch.bfloat16 if arena.precision == "bf16" else torch.float32
+        self.model: nn.Module = model.to(arena.device, dtype).train()
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), 1e-5, fused=arena.device.type == "cuda" or None
+        )
+
+    def batch(self, shape: BatchShape, number: int) -> Batch:
+        """The batch of this number; the RNG is set so that dropout is the same for everybody."""
+        torch.manual_seed(number)
+        return self.arena.task.batch(shape, number, self.arena.device)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """The loss."""
+        amp = self.arena.precision == "amp"
+        with torch.autocast(self.arena.device.type, torch.bfloat16, enabled=amp):
+            loss: torch.Tensor = self.model(**batch).loss
+        return loss
+
+    def step(self, shape: BatchShape, number: int) -> torch.Tensor:
+        """One training step; the loss, still on the device."""
+        loss = self.forward(self.batch(shape, number))
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def warm_up(self, shape: BatchShape) -> None:
+        """One forward and backward that teach nobody anything: libraries load, caches fill."""
+        self.forward(self.batch(shape, 0)).backward()
+        self.optimizer.zero_grad()
+        _empty(self.arena.device)
+
+    def close(self) -> None:
+        self.meter.limit(None)
+        self.meter.close()
+        del self.model, self.optimizer
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _empty(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _attention(task: Task, conditions: Conditions) -> str:
+    asked = conditions.attention or task.attention
+    if asked not in task.attentions:
+        raise BenchError(
+            f"{task.name} has no {asked} attention: {' or '.join(task.attentions)} it is"
+        )
+    return asked

@@ -1,0 +1,90 @@
+"""Budgets: in bytes, as a share of the way between the paper's two stars, or by how tight.
+
+The stars are the peaks of the largest size with everything recomputed and with everything kept. A
+budget is `tight` by so many percent if plain training would exceed it on so many percent of the
+steps: that compares tasks fairly. None is below 1.05 times what recomputing everything needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mimose.bench.extras import BenchError
+from mimose.bench.survey import Survey
+from mimose.budget import parse_budget, text_of
+from mimose.errors import BudgetError
+from mimose.inputs import InputSize
+
+_ABOVE_NEEDED = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A budget for one task, and how it was asked for."""
+
+    label: str
+    total_bytes: int
+    at_floor: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.label} ({text_of(self.total_bytes)}{', the floor' if self.at_floor else ''})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Budgets as the command line has them."""
+
+    total: Sequence[str] = ()
+    between: Sequence[float] = ()
+    tight: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        for text in self.total:
+            try:
+                readable = parse_budget(text).total_bytes is not None
+            except BudgetError as error:
+                raise BenchError(str(error)) from error
+            if not readable:
+                raise BenchError(f"--budget {text} is not a number of bytes: write 6GiB, say")
+        if any(not 0 <= share <= 1 for share in self.between):
+            raise BenchError("--between takes shares from 0 (all recomputed) to 1 (all kept)")
+        if any(not 0 <= percent <= 100 for percent in self.tight):
+            raise BenchError("--tight takes percentages of steps, from 0 to 100")
+
+
+def floor_bytes(survey: Survey) -> int:
+    """The smallest budget that is worth running."""
+    return int(_ABOVE_NEEDED * survey.needed_bytes)
+
+
+def limits(survey: Survey, sizes: Sequence[InputSize], asked: Asked) -> list[Limit]:
+    """The budgets of a task, without repetition."""
+    floor = floor_bytes(survey)
+    found = [_in_bytes(survey, text, floor) for text in asked.total]
+    low, high = survey.needed_bytes, survey.kept_bytes(survey.largest)
+    for share in asked.between:
+        found.append(_raised(f"between {share:g}", int(low + share * (high - low)), floor))
+    peaks = [survey.kept_bytes(size) for size in sizes]
+    for percent in asked.tight:
+        exceeded = int(np.percentile(peaks, 100 - percent))
+        found.append(_raised(f"tight {percent:g}", exceeded, floor))
+    return list({limit.total_bytes: limit for limit in reversed(found)}.values())[::-1]
+
+
+def _in_bytes(survey: Survey, text: str, floor: int) -> Limit:
+    number = parse_budget(text).total_bytes
+    assert number is not None
+    if number < floor:
+        raise BenchError(
+            f"budget {text} is below the floor of {survey.task}: with every block recomputed its "
+            f"largest batch needs {text_of(survey.needed_bytes)}, and 1.05 times that is "
+            f"{text_of(floor)}. Raise --budget to it"
+        )
+    return Limit(text, number)
+
+
+def _raised(label: str, number: int, floor: int) -> Limit:
+    return Limit(label, max(number, floor), number < floor)

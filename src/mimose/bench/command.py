@@ -1,0 +1,146 @@
+"""`mimose bench`: the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from mimose.bench import circumstances, presets
+from mimose.bench.arena import PRECISIONS, Conditions
+from mimose.bench.budgets import Asked
+from mimose.bench.contestants import contestant_named
+from mimose.bench.extras import BenchError, need
+from mimose.bench.progress import Deadline
+from mimose.bench.records import ResultsFile
+from mimose.bench.report import write_report
+from mimose.bench.schedule import Program, Schedule
+from mimose.bench.workloads import task_named
+
+need("typer")
+import typer  # noqa: E402 (after `need`, which says what to install)
+
+app = typer.Typer(add_completion=False)
+
+_STOPPED = 130
+
+
+@app.command()
+def bench(
+    tasks: Annotated[str | None, typer.Option(help="tasks, separated by commas")] = None,
+    contestants: Annotated[str | None, typer.Option(help="who trains, by commas")] = None,
+    tight: Annotated[
+        str | None, typer.Option(help="budgets that plain exceeds on so many % of steps")
+    ] = None,
+    between: Annotated[
+        str | None, typer.Option(help="budgets from 0 (all recomputed) to 1 (all kept)")
+    ] = None,
+    budget: Annotated[str | None, typer.Option(help="budgets in bytes, 6GiB,8GiB")] = None,
+    steps: Annotated[int | None, typer.Option(min=2, help="steps a run")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="runs of each contestant")] = None,
+    scale: Annotated[int, typer.Option(min=1, help="multiplies the batch")] = 1,
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or amp")] = None,
+    attention: Annotated[str | None, typer.Option(help="eager or sdpa")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu")] = None,
+    small: Annotated[
+        bool | None, typer.Option(help="small models and lengths; the default on a CPU")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of weights and lengths")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="two tasks, one budget")] = False,
+    full: Annotated[bool, typer.Option("--full", help="everything, 300 steps a run")] = False,
+    estimators: Annotated[bool, typer.Option(help="compare estimators, too")] = True,
+    time_limit: Annotated[
+        float | None, typer.Option(help="stop between runs after so many seconds")
+    ] = None,
+    commit: Annotated[str | None, typer.Option(help="what to record as the commit")] = None,
+    out: Annotated[Path, typer.Option(help="the results file; continued if it exists")] = Path(
+        "bench.jsonl"
+    ),
+    report: Annotated[
+        list[Path] | None, typer.Option(help="measure nothing: report on these files")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="the folder for tables and figures")
+    ] = None,
+) -> None:
+    """Measure training under a memory budget, against peers, on this machine.
+
+    Results go to a file as they come; the same command continues what was interrupted.
+    """
+    try:
+        if report:
+            _say(f"written: {write_report(report, output or report[0].with_suffix(''))}")
+            return
+        preset = presets.chosen(quick=quick, full=full)
+        asked = Asked(
+            total=tuple(_split(budget)),
+            between=tuple(map(_number, _split(between))),
+            tight=tuple(map(_number, _split(tight))),
+        )
+        if not (asked.total or asked.between or asked.tight):
+            asked = Asked(tight=preset.tight)
+        if precision not in (None, *PRECISIONS):
+            raise BenchError(f"--precision {precision}: it is {', '.join(PRECISIONS)}")
+        where = circumstances.settle_device(device)
+        program = Program(
+            tasks=tuple(map(task_named, _split(tasks) or preset.tasks)),
+            contestants=tuple(map(contestant_named, _split(contestants) or preset.contestants)),
+            asked=asked,
+            rounds=rounds or preset.rounds,
+            conditions=Conditions(
+                device=where,
+                steps=steps or preset.steps,
+                scale=scale,
+                precision=precision,
+                attention=attention,
+                small=where == "cpu" if small is None else small,
+                seed=seed,
+            ),
+            estimators=estimators,
+            commit=circumstances.commit(commit),
+        )
+        _measure(program, out, time_limit, output)
+    except BenchError as error:
+        _say(f"mimose bench: {error}")
+        raise typer.Exit(2) from None
+
+
+def _measure(program: Program, out: Path, time_limit: float | None, output: Path | None) -> None:
+    file = ResultsFile.opened(
+        out,
+        {
+            **circumstances.circumstances(program.conditions.device),
+            "date": circumstances.today(),
+            "conditions": program.conditions.to_plain(),
+        },
+    )
+    try:
+        complete = Schedule(program, file, Deadline(time_limit)).measure()
+    except KeyboardInterrupt:
+        _say(
+            f"\ninterrupted: {len(file.results.records)} runs are kept in {out}. The same command "
+            "continues from there"
+        )
+        raise typer.Exit(_STOPPED) from None
+    if not complete:
+        _say(
+            f"stopped at the time limit: {len(file.results.records)} runs are in {out}. The same "
+            "command continues from there"
+        )
+        return
+    _say(f"written: {write_report([out], output or out.with_suffix(''))}")
+
+
+def _split(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text.rstrip("%"))
+    except ValueError:
+        raise BenchError(f"{text!r} is not a number") from None
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,25 @@
+"""What the benchmark needs beyond the core, and what to type where it is missing."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+class BenchError(Exception):
+    """Something that the person at the command line can put right; shown as one line."""
+
+
+class MissingExtra(BenchError, SystemExit):
+    """A package of the extra `bench` is not installed."""
+
+
+def need(package: str) -> Any:
+    """The package, or one line that says how to get it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        name = package.partition(".")[0]
+        raise MissingExtra(
+            f"the benchmark needs {name}, which is not installed: pip install 'mimose[bench]'"
+        ) from error

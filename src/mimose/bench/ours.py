@@ -1,0 +1,139 @@
+"""mimose as a contestant: as it is, as the paper published it, and on compiled blocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, final
+
+import mimose
+from mimose.bench.arena import Trainee
+from mimose.bench.contestants import Contestant, Match, StepNote
+from mimose.blocks import find_blocks
+from mimose.collector import Ride
+from mimose.steps import ObservedStep
+
+
+class Stopwatch:
+    """How often something was called, and how long it took on the host."""
+
+    def __init__(self) -> None:
+        self.count, self.seconds = 0, 0.0
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, with its calls counted and timed."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.count += 1
+                self.seconds += time.perf_counter() - began
+
+        return timed
+
+
+class _Mimose(Contestant):
+    planner: ClassVar[str] = "optimal"
+    collector: ClassVar[str] = "ride"
+
+    def __init__(self, match: Match) -> None:
+        super().__init__(match)
+        self.fitting, self.predicting, self.planning = Stopwatch(), Stopwatch(), Stopwatch()
+
+    def attach(self, trainee: Trainee) -> None:
+        assert self.match.budget_bytes is not None
+        self.handle = handle = mimose.auto_checkpoint(
+            trainee.model, self.match.budget_bytes, planner=self.planner, collector=self.collector
+        )
+        knowledge = handle._knowledge
+        vars(knowledge)["learn"] = self.fitting.around(knowledge.learn)
+        vars(knowledge)["predict"] = self.predicting.around(knowledge.predict)
+        vars(handle._planner)["plan"] = self.planning.around(handle._planner.plan)
+        self._observed = self._planned = self._recomputed = 0
+
+    def step_over(self) -> StepNote:
+        stats = self.handle._stats  # the handle's own copy would read observations too early
+        observed = stats.observed_steps > self._observed
+        planned = stats.planned_steps > self._planned
+        recomputed = stats.runs_recomputed - self._recomputed
+        self._observed, self._planned = stats.observed_steps, stats.planned_steps
+        self._recomputed = stats.runs_recomputed
+        if observed:
+            step = self.handle._last_step
+            ride: Ride | None = step.ride if isinstance(step, ObservedStep) else None
+            runs = len(self.match.survey.observations[0].pattern)
+            return StepNote(recomputed=runs, observed=True, peak_bytes=ride.peak if ride else 0)
+        if planned:
+            return StepNote(recomputed=recomputed, predicted_bytes=stats.last_predicted_peak_bytes)
+        return StepNote()
+
+    def detach(self) -> None:
+        self.handle.detach()
+
+    def spent(self) -> dict[str, Any]:
+        stats = self.handle.stats()
+        return {
+            "observed_steps": stats.observed_steps,
+            "planned_steps": stats.planned_steps,
+            "cache_hits": stats.cache_hits,
+            "cache_misses": stats.cache_misses,
+            "fits": self.fitting.count,
+            "fit_seconds": self.fitting.seconds,
+            "predictions": self.predicting.count,
+            "predict_seconds": self.predicting.seconds,
+            "plans": self.planning.count,
+            "plan_seconds": self.planning.seconds,
+            "deciding_seconds": stats.planning_seconds,
+            "reserve_bytes": stats.reserve_bytes,
+            "margin_bytes": stats.margin_bytes,
+            "prediction_error": stats.prediction_error,
+        }
+
+
+@final
+class Ours(_Mimose):
+    """mimose as it comes: `auto_checkpoint(model, budget)`."""
+
+    name = "mimose"
+
+
+@final
+class Paper(_Mimose):
+    """The paper's system: the greedy scheduler with the shuttling collector."""
+
+    name = "paper"
+    planner, collector = "greedy", "shuttle"
+
+
+@final
+class OursCompiled(_Mimose):
+    """mimose on blocks that are compiled one by one."""
+
+    name = "mimose-compiled"
+
+    @classmethod
+    def missing(cls, match: Match) -> str | None:
+        return needs_cuda(match)
+
+    def attach(self, trainee: Trainee) -> None:
+        for block in find_blocks(trainee.model):
+            block.module.compile(dynamic=True)
+        super().attach(trainee)
+
+    def detach(self) -> None:
+        super().detach()
+        forget_compiled()
+
+
+def needs_cuda(match: Match) -> str | None:
+    if match.arena.device.type == "cuda":
+        return None
+    return "on a CPU memory is counted by a dispatch mode, which compiled code does not pass"
+
+
+def forget_compiled() -> None:
+    import torch._dynamo
+
+    torch._dynamo.reset()

@@ -1,0 +1,46 @@
+"""Plans known in advance, played back: no observing, no planning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, final
+
+from mimose.attach import BlockSeat
+from mimose.observations import Pattern, Run
+
+Plans = Mapping[Run, bool]
+"""For each run of a step, whether it is recomputed."""
+
+
+@final
+class Playback:
+    """Directs blocks by the plan that `begin` was given."""
+
+    def __init__(self) -> None:
+        self._plan: Plans = {}
+        self._counts: dict[int, int] = {}
+
+    def begin(self, plan: Plans) -> None:
+        """A step under this plan is about to start."""
+        self._plan = plan
+        self._counts.clear()
+
+    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+        nth = self._counts.get(seat.index, 0)
+        self._counts[seat.index] = nth + 1
+        return self._plan.get((seat.index, nth), True)
+
+    @property
+    def recomputed(self) -> int:
+        """How many runs the plan recomputes."""
+        return sum(self._plan.values())
+
+
+def everything(pattern: Pattern) -> Plans:
+    """Every run recomputed."""
+    return dict.fromkeys(pattern, True)
+
+
+def only(block: int, pattern: Pattern) -> Plans:
+    """One block recomputed, all others kept."""
+    return {run: run[0] == block for run in pattern}

@@ -1,0 +1,195 @@
+"""What is found out about a task before anything is timed.
+
+Memory is a function of the batch's size, so a few observed steps over the range tell all that is
+needed: the peak of plain training at every length (hence the budgets), what recomputing everything
+needs (hence the floor), and the profiles that an oracle knows. Nobody's time is counted here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+import mimose
+from mimose.attach import Attachment
+from mimose.bench.arena import Arena, Trainee
+from mimose.bench.playback import Playback, Plans, everything, only
+from mimose.bench.workloads import BatchShape
+from mimose.blocks import find_blocks
+from mimose.budget import Reserve
+from mimose.estimator import Estimator
+from mimose.inputs import InputSize
+from mimose.observations import StepObservation
+from mimose.plan import Plan
+from mimose.planners import KeepAll, Optimal, Planner, RecomputeAll
+from mimose.steps import ObservedStep
+from mimose.timeline import Profile
+
+_LENGTHS = 16
+_GRID = (6, 4)
+"""How many lengths are observed; of how many sources and targets, where there are both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What is known of a task."""
+
+    task: str
+    blocks: tuple[str, ...]
+    observations: tuple[StepObservation, ...]
+    largest: InputSize
+    base_bytes: int
+    """In use before a forward: parameters, optimizer state, the batch."""
+    gradient_bytes: int
+    needed_bytes: int
+    """The peak of a whole step of the largest size with every block recomputed, as measured."""
+    hole_bytes: int
+    fragments: bool
+    single_block_bytes: tuple[int, ...]
+    """The peak of the largest size if one block alone is recomputed, as measured; by block."""
+
+    @cached_property
+    def estimator(self) -> Estimator:
+        """An estimator that has seen every observed size of a full batch."""
+        estimator = Estimator(self.observations[0].pattern)
+        for observation in self.full_batches:
+            estimator.learn(observation)
+        return estimator
+
+    @property
+    def full_batches(self) -> list[StepObservation]:
+        """Without the last batch's, which is half full."""
+        return [o for o in self.observations if o.size.dims[0] == self.largest.dims[0]]
+
+    def profile(self, size: InputSize) -> Profile:
+        """What a size costs, in a step in which all gradients come into being."""
+        seen = next((o for o in self.observations if o.size == size), None)
+        profile = seen.profile() if seen else self.estimator.predict(size)
+        profile = profile or self.estimator.bound(size)
+        assert profile is not None, "the largest size was observed"
+        born = self.observations[-1].born_bytes
+        return profile.in_step(born, 0, self.gradient_bytes)
+
+    def plan(self, size: InputSize, budget_bytes: int, planner: Planner | None = None) -> Plan:
+        """The best plan of a size, with the reserve that mimose starts with."""
+        profile = self.profile(size)
+        reserve = Reserve(budget_bytes, fragments=self.fragments, hole_bytes=self.hole_bytes)
+        available = budget_bytes - reserve.bytes - self.base_bytes - profile.prelude
+        return (planner or Optimal()).plan(profile, available)
+
+    def peak(self, size: InputSize, planner: Planner) -> int:
+        """The peak of the process at a size under a planner that needs no budget."""
+        profile = self.profile(size)
+        return self.base_bytes + profile.prelude + planner.plan(profile, 0).peak_bytes
+
+    def kept_bytes(self, size: InputSize) -> int:
+        """The peak of plain training."""
+        return self.peak(size, KeepAll())
+
+    def recomputed_bytes(self, size: InputSize) -> int:
+        """The peak with every block recomputed."""
+        return self.peak(size, RecomputeAll())
+
+    def choices(self, plan: Plan) -> Plans:
+        """A plan by run, ready to be played back."""
+        return dict(zip(self.observations[0].pattern, plan.recompute, strict=True))
+
+    def to_plain(self) -> dict[str, Any]:
+        """Numbers, strings, lists and dicts alone, for files."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain["observations"] = [o.to_plain() for o in self.observations]
+        plain["largest"] = [[list(tensor) for tensor in self.largest.layout], self.largest.dims]
+        return plain
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Survey:
+        """What `to_plain` gave."""
+        layout, dims = plain["largest"]
+        own = {name: plain[name] for name in cls.__dataclass_fields__}
+        own["blocks"] = tuple(own["blocks"])
+        own["single_block_bytes"] = tuple(own["single_block_bytes"])
+        own["observations"] = tuple(map(StepObservation.from_plain, plain["observations"]))
+        own["largest"] = InputSize(tuple((name, rank) for name, rank in layout), tuple(dims))
+        return cls(**own)
+
+
+def survey(arena: Arena) -> Survey:
+    """Observe a task's sizes; measure what recomputing all, and one block alone, needs."""
+    with arena.trainee() as trainee:
+        blocks = find_blocks(trainee.model)
+        trainee.warm_up(min(arena.shapes))
+        seen, base, needed = _observed(arena, trainee)
+        return Survey(
+            task=arena.task.name,
+            blocks=tuple(block.name for block in blocks),
+            observations=tuple(seen),
+            largest=arena.size_of(arena.largest),
+            base_bytes=base,
+            gradient_bytes=sum(p.nbytes for p in trainee.model.parameters() if p.requires_grad),
+            needed_bytes=needed,
+            hole_bytes=trainee.meter.hole_bytes,
+            fragments=trainee.meter.fragments,
+            single_block_bytes=tuple(_single_blocks(arena, trainee, seen[0])),
+        )
+
+
+def _observed(arena: Arena, trainee: Trainee) -> tuple[list[StepObservation], int, int]:
+    """Observations, bytes in use before a forward, and the measured peak of the largest size."""
+    handle = mimose.auto_checkpoint(trainee.model, "100%", planner="recompute_all")
+    vars(handle)["_planned"] = lambda *_: None  # observe, never plan
+    seen, base, needed = [], 0, 0
+    meter = trainee.meter
+    # The first step makes the optimizer's state and tries out every block: it is not counted.
+    for number, shape in enumerate([arena.largest, arena.largest, *samples(arena)]):
+        batch = trainee.batch(shape, number)
+        meter.reset_peak()
+        before = meter.read().in_use
+        trainee.forward(batch).backward()
+        del batch
+        step = handle._last_step
+        assert isinstance(step, ObservedStep)
+        prelude = handle._stats.last_base_bytes - before
+        trainee.optimizer.step()
+        if number == 1:
+            base, needed = before, max(step.ride.peak, meter.read().peak)
+        trainee.optimizer.zero_grad()
+        observation = step.ride.observation(step.size)
+        if number and observation is not None:
+            seen.append(replace(observation, prelude_bytes=prelude))
+    handle.detach()
+    return seen, base, needed
+
+
+def samples(arena: Arena) -> list[BatchShape]:
+    """Sizes over the whole range, the largest first; then the run's last, a half batch."""
+    columns = list(zip(*(shape.lengths for shape in arena.shapes), strict=True))
+    counts = (_LENGTHS,) if len(columns) == 1 else _GRID
+    axes = [_spread(min(c), max(c), n) for c, n in zip(columns, counts, strict=True)]
+    shapes = [BatchShape(arena.largest.rows, lengths) for lengths in itertools.product(*axes)]
+    return [*shapes, arena.shapes[-1]]
+
+
+def _spread(low: int, high: int, count: int) -> list[int]:
+    return sorted({round(x) for x in np.linspace(low, high, count)}, reverse=True)
+
+
+def _single_blocks(arena: Arena, trainee: Trainee, seen: StepObservation) -> Iterable[int]:
+    """The measured peak of a step of the largest size in which one block alone is recomputed."""
+    playback = Playback()
+    attachment = Attachment(trainee.model, find_blocks(trainee.model), playback)
+    playback.begin(everything(seen.pattern))  # a block's first recompute is a trial of it
+    trainee.warm_up(min(arena.shapes))
+    try:
+        for block in range(len(attachment.seats)):
+            playback.begin(only(block, seen.pattern))
+            trainee.meter.reset_peak()
+            trainee.forward(trainee.batch(arena.largest, block)).backward()
+            yield trainee.meter.read().peak
+            trainee.optimizer.zero_grad()
+    finally:
+        attachment.detach()

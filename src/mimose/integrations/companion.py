@@ -1,0 +1,102 @@
+"""mimose at a trainer's side: attached while it trains, and what was learned kept in between."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, final
+
+from torch import nn
+
+from mimose.errors import MimoseError, warn
+from mimose.integrations.metrics import Interval
+from mimose.session import Mimose, auto_checkpoint
+
+log = logging.getLogger("mimose")
+
+FILE_NAME = "mimose.json"
+"""Where a checkpoint folder keeps what was learned."""
+
+
+@final
+class Companion:
+    """Attaches when a run begins, detaches when it ends, carries knowledge from run to run.
+
+    Trainers wrap, move and rebuild models up to the last moment, so nothing is attached before
+    training begins; and nothing is left on the model when it ends.
+    """
+
+    def __init__(self, memory_budget: int | str, **options: Any) -> None:
+        self._memory_budget = memory_budget
+        self._options = options
+        self._interval = Interval()
+        self._learned: dict[str, Any] | None = None
+        self.handle: Mimose | None = None
+        """Of the present run, or of the last one."""
+
+    @property
+    def attached(self) -> bool:
+        return self.handle is not None and self.handle.attached
+
+    def begin(self, model: nn.Module) -> Mimose:
+        """A run begins. If it begins once more (after a smaller batch was chosen), go on."""
+        if self.handle is None or not self.handle.attached:
+            self.handle = auto_checkpoint(model, self._memory_budget, **self._options)
+            self._interval = Interval()
+            self._teach()
+        return self.handle
+
+    def end(self) -> None:
+        """The run is over, in whatever way: the model is as before."""
+        if self.handle is not None and self.handle.attached:
+            self._learned = self.handle.state_dict()
+            self.handle.detach()
+
+    def row(self) -> dict[str, float]:
+        """What to log now."""
+        return self._interval.row(self.handle) if self.handle and self.attached else {}
+
+    # What was learned
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learned so far, as plain numbers and strings."""
+        if self.handle is not None and self.attached:
+            return self.handle.state_dict()
+        return self._learned or {}
+
+    def load_state_dict(self, learned: dict[str, Any]) -> None:
+        """Start from this: now if attached, else with the next run."""
+        self._learned = learned
+        if self.attached:
+            self._teach()
+
+    def save(self, folder: Path) -> None:
+        """Beside a trainer's checkpoint."""
+        if self.handle is not None and folder.is_dir():
+            (folder / FILE_NAME).write_text(json.dumps(self.state_dict()))
+
+    def load(self, folder: Path) -> None:
+        """From beside a trainer's checkpoint. One that was made without mimose has nothing."""
+        file = folder / FILE_NAME
+        if not file.is_file():
+            log.info("%s has no %s: mimose observes anew", folder, FILE_NAME)
+            return
+        try:
+            learned = json.loads(file.read_text())
+        except ValueError as error:
+            warn(f"{file} cannot be read ({error}): mimose observes anew. Training goes on")
+            return
+        self.load_state_dict(learned)
+
+    def _teach(self) -> None:
+        if not self._learned or self.handle is None:
+            return
+        try:
+            self.handle.load_state_dict(self._learned)
+        except MimoseError as error:
+            warn(
+                f"what was learned in an earlier run is of no use here: {error}. mimose observes "
+                "anew, and training goes on"
+            )
+            self._learned = None

@@ -1,0 +1,82 @@
+"""Lightning's `Trainer`, under either of its names: `lightning.pytorch` and `pytorch_lightning`.
+
+    trainer = lightning.Trainer(callbacks=[MimoseCallback(memory_budget="20GiB")])
+
+Fabric needs nothing of this: `mimose.auto_checkpoint(model, …)`, before or after `fabric.setup`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any, final
+
+from mimose.integrations import missing
+from mimose.integrations.companion import Companion
+from mimose.session import Mimose
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+
+    def _callbacks() -> tuple[type, ...]:
+        """The two names are two packages, each with a `Callback` of its own: serve both."""
+        names = ("lightning.pytorch", "pytorch_lightning")
+        installed = [name for name in names if importlib.util.find_spec(name.partition(".")[0])]
+        if not installed:
+            raise missing("lightning", "lightning")
+        return tuple(importlib.import_module(name).Callback for name in installed)
+
+    Callback = type("Callback", _callbacks(), {})
+
+
+@final
+class MimoseCallback(Callback):
+    """Keeps a `Trainer.fit` within `memory_budget`.
+
+    Every batch gets its own plan. Values named `mimose/…` are logged at the trainer's
+    `log_every_n_steps`; what was learned is part of the trainer's checkpoints, so that a resumed
+    run plans from its first step. When `fit` is over, or an exception ends it, the model is as
+    before. A step that runs out of memory is not run again: a callback cannot do that.
+
+    Args:
+        memory_budget: As for `mimose.auto_checkpoint`.
+        options: All others of `mimose.auto_checkpoint`.
+
+    >>> trainer = Trainer(callbacks=[MimoseCallback(memory_budget="20GiB")])  # doctest: +SKIP
+    """
+
+    def __init__(self, memory_budget: int | str = "auto", **options: Any) -> None:
+        self._companion = Companion(memory_budget, **options)
+        self._logged_at = 0
+
+    @property
+    def handle(self) -> Mimose | None:
+        """mimose on the module: of the present fit, or of the last one; None before the first."""
+        return self._companion.handle
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._logged_at = trainer.global_step
+        self._companion.begin(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any
+    ) -> None:
+        step, interval = trainer.global_step, trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if interval and step != self._logged_at and step % interval == 0:
+            self._logged_at = step
+            pl_module.log_dict(self._companion.row(), on_step=True, on_epoch=False)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self._companion.end()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._companion.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._companion.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._companion.load_state_dict(state_dict)

@@ -1,0 +1,47 @@
+"""What a trainer logs of mimose: one row of numbers an interval."""
+
+from __future__ import annotations
+
+from typing import final
+
+from mimose.report import Stats
+from mimose.session import Mimose
+
+_GIB = 1 << 30
+
+
+@final
+class Interval:
+    """Turns a handle's running totals into what has happened since the last row."""
+
+    def __init__(self) -> None:
+        self._before = Stats()
+
+    def row(self, handle: Mimose) -> dict[str, float]:
+        """The numbers to log now. What is not known yet is left out, rather than logged as zero."""
+        now, before = handle.stats(), self._before
+        self._before = now
+        row = {
+            "mimose/peak_gib": now.peak_bytes / _GIB,
+            "mimose/observed_steps": float(now.observed_steps - before.observed_steps),
+            "mimose/recoveries": float(now.recoveries),
+        }
+        row.update(_of_last_plan(now))
+        planned = now.planned_steps - before.planned_steps
+        if planned > 0:
+            recomputed = now.runs_recomputed - before.runs_recomputed
+            row["mimose/blocks_recomputed"] = recomputed / planned
+        seconds = now.seconds - before.seconds
+        if seconds > 0:
+            spent = now.recompute_seconds - before.recompute_seconds
+            row["mimose/recompute_share"] = spent / seconds
+        return row
+
+
+def _of_last_plan(stats: Stats) -> dict[str, float]:
+    known = {
+        "mimose/budget_gib": stats.budget_bytes,
+        "mimose/predicted_peak_gib": stats.last_predicted_peak_bytes,
+        "mimose/real_peak_gib": stats.last_real_peak_bytes,
+    }
+    return {name: value / _GIB for name, value in known.items() if value is not None}

@@ -1,0 +1,1 @@
+"""Reports of recorded runs: a page, a text, a picture."""

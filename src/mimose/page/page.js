@@ -1,0 +1,438 @@
+"use strict";
+(() => {
+  const run = JSON.parse(document.getElementById("run").textContent);
+  const NS = "http://www.w3.org/2000/svg";
+  const by = (id) => document.getElementById(id);
+  const colour = (name) => `var(--${name})`;
+
+  // Words and numbers
+
+  function bytes(n) {
+    if (n === null || n === undefined) return "–";
+    for (const [unit, name] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
+      if (Math.abs(n) >= unit) return (n / unit).toFixed(Math.abs(n) < 100 * unit ? 2 : 0) + " " + name;
+    }
+    return Math.round(n) + " B";
+  }
+  function seconds(s) {
+    if (s >= 7200) return (s / 3600).toFixed(1) + " h";
+    if (s >= 120) return (s / 60).toFixed(1) + " min";
+    if (s >= 1) return s.toFixed(2) + " s";
+    return (s * 1e3).toFixed(s < 0.01 ? 2 : 1) + " ms";
+  }
+  const percent = (share, digits = 0) => (100 * share).toFixed(digits) + "%";
+  const count = (text, letter) => text.split(letter).length - 1;
+
+  // Elements: text always goes in as text, never as markup
+
+  function make(tag, attributes = {}, ...children) {
+    const node = document.createElement(tag);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    node.append(...children);
+    return node;
+  }
+  function svg(tag, attributes = {}, text) {
+    const node = document.createElementNS(NS, tag);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    if (text !== undefined) node.textContent = text;
+    return node;
+  }
+  function legend(id, entries) {
+    by(id).replaceChildren(...entries.map(([name, tone, kind = ""]) => {
+      const mark = make("i", { class: kind });
+      mark.style.background = colour(tone);
+      mark.style.color = colour(tone);
+      return make("span", {}, mark, name);
+    }));
+  }
+
+  const tip = by("tip");
+  function showTip(event, lines) {
+    tip.textContent = lines.filter(Boolean).join("\n");
+    tip.hidden = false;
+    const wide = tip.offsetWidth, right = window.scrollX + document.documentElement.clientWidth;
+    let x = event.pageX + 14;
+    if (x + wide > right - 8) x = event.pageX - wide - 14;
+    tip.style.left = Math.max(8, x) + "px";
+    tip.style.top = event.pageY + 14 + "px";
+  }
+  const hideTip = () => { tip.hidden = true; };
+
+  // A plot: axes, and a place to draw in
+
+  function ticks(low, high, about, binary) {
+    const span = high - low || 1;
+    let step;
+    if (binary) {
+      const unit = span >= 2 ** 30 ? 2 ** 30 : span >= 2 ** 20 ? 2 ** 20 : 2 ** 10;
+      step = nice(span / unit / about) * unit;
+    } else step = nice(span / about);
+    const found = [];
+    for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) found.push(at);
+    return found;
+  }
+  function nice(raw) {
+    const power = 10 ** Math.floor(Math.log10(raw)), lead = raw / power;
+    return (lead <= 1 ? 1 : lead <= 2 ? 2 : lead <= 5 ? 5 : 10) * power;
+  }
+  function tickBytes(n) {
+    if (n === 0) return "0";
+    const unit = n >= 2 ** 30 ? [2 ** 30, "GiB"] : n >= 2 ** 20 ? [2 ** 20, "MiB"] : [2 ** 10, "KiB"];
+    return +(n / unit[0]).toFixed(2) + " " + unit[1];
+  }
+
+  class Plot {
+    constructor(id, { height = 260, x, y, xLabel, xTick = String, left = 66, bottom = 40, label }) {
+      const place = by(id), width = Math.max(320, place.clientWidth);
+      this.box = { left, top: 12, right: width - 12, bottom: height - bottom };
+      this.xRange = x[0] === x[1] ? [x[0] - 1, x[1] + 1] : x;
+      this.yRange = y;
+      this.root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": label });
+      place.replaceChildren(this.root);
+      this.axes(xLabel, xTick, height);
+    }
+    x(value) {
+      const [low, high] = this.xRange;
+      return this.box.left + ((value - low) / (high - low)) * (this.box.right - this.box.left);
+    }
+    y(value) {
+      const [low, high] = this.yRange;
+      return this.box.bottom - ((value - low) / (high - low)) * (this.box.bottom - this.box.top);
+    }
+    axes(xLabel, xTick, height) {
+      const { left, right, bottom } = this.box;
+      for (const at of ticks(...this.yRange, 5, true)) {
+        const y = this.y(at);
+        this.add("line", { class: "grid", x1: left, x2: right, y1: y, y2: y });
+        this.add("text", { x: left - 8, y: y + 4, "text-anchor": "end" }, tickBytes(at));
+      }
+      for (const at of ticks(...this.xRange, Math.max(4, (right - left) / 80))) {
+        this.add("text", { x: this.x(at), y: bottom + 17, "text-anchor": "middle" }, xTick(at));
+      }
+      if (xLabel) this.add("text", { x: right, y: height - 5, "text-anchor": "end" }, xLabel);
+    }
+    add(tag, attributes, text) {
+      return this.root.appendChild(svg(tag, attributes, text));
+    }
+    level(value, kind, text) {
+      if (value < this.yRange[0] || value > this.yRange[1]) return;
+      const y = this.y(value);
+      this.add("line", { class: kind, x1: this.box.left, x2: this.box.right, y1: y, y2: y });
+      if (text) {
+        this.add("text", { x: this.box.right, y: y - 5, "text-anchor": "end", style: `fill:${colour("budget")}` }, text);
+      }
+    }
+    dots(points, tone, size = 5, kind = "") {
+      const path = points.map(([x, y]) => `M${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}h0`).join("");
+      this.add("path", { d: path, class: kind, style: `stroke:${colour(tone)};stroke-width:${size};stroke-linecap:round;fill:none` });
+    }
+    dashes(points, tone) {
+      const path = points.map(([x, y]) => `M${(this.x(x) - 4).toFixed(1)} ${this.y(y).toFixed(1)}h8`).join("");
+      this.add("path", { d: path, style: `stroke:${colour(tone)};stroke-width:1.5;fill:none` });
+    }
+    line(points, tone, extra = "") {
+      const path = points.map(([x, y], i) => `${i ? "L" : "M"}${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`).join("");
+      this.add("path", { d: path, style: `stroke:${colour(tone)};stroke-width:2;stroke-linejoin:round;fill:none;${extra}` });
+    }
+    area(points, tone) {
+      const floor = this.y(this.yRange[0]).toFixed(1);
+      const path = points.map(([x, y]) => `L${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`).join("");
+      const start = this.x(points[0][0]).toFixed(1), end = this.x(points[points.length - 1][0]).toFixed(1);
+      this.add("path", { d: `M${start} ${floor}${path}L${end} ${floor}Z`, style: `fill:${colour(tone)};opacity:.13` });
+    }
+    onHover(move, leave = () => {}, click = () => {}) {
+      const cursor = this.add("line", { class: "cursor", y1: this.box.top, y2: this.box.bottom, visibility: "hidden" });
+      const valueAt = (event) => {
+        const area = this.root.getBoundingClientRect(), [low, high] = this.xRange;
+        const inside = ((event.clientX - area.left) / area.width) * this.root.viewBox.baseVal.width;
+        return low + ((inside - this.box.left) / (this.box.right - this.box.left)) * (high - low);
+      };
+      this.root.addEventListener("pointermove", (event) => {
+        const at = move(valueAt(event), event);
+        if (at === undefined) return;
+        for (const end of ["x1", "x2"]) cursor.setAttribute(end, this.x(at));
+        cursor.setAttribute("visibility", "visible");
+      });
+      this.root.addEventListener("pointerleave", () => {
+        cursor.setAttribute("visibility", "hidden");
+        hideTip();
+        leave();
+      });
+      this.root.addEventListener("click", (event) => click(valueAt(event)));
+    }
+  }
+  const nearest = (values, at) => {
+    let best = -1;
+    values.forEach((value, i) => {
+      if (value !== null && (best < 0 || Math.abs(value - at) < Math.abs(values[best] - at))) best = i;
+    });
+    return best;
+  };
+
+  // The parts of the page
+
+  let chosen = Math.max(0, run.sizes.length - 1);
+  const limit = run.budget_bytes - run.reserve_bytes;
+
+  function drawAbout() {
+    const head = run.header;
+    by("about").textContent = `${run.runs.length} blocks on ${head.device_name === "CPU" ? "the CPU" : head.device_name}` +
+      ` · budget ${bytes(run.budget_bytes)}${head.enforce ? ", enforced" : ""} · ${head.planner} planner`;
+    by("foot").textContent = `mimose ${head.mimose_version} · torch ${head.torch_version} · begun ${head.began.replace("T", " ")}` +
+      ` · parameters ${bytes(head.parameter_bytes)}`;
+  }
+
+  function drawSummary() {
+    const planned = run.total_steps - run.observed_steps;
+    const tiles = [
+      tile(bytes(run.peak_bytes), `highest peak, ${percent(run.peak_bytes / run.budget_bytes)} of ${bytes(run.budget_bytes)}`,
+        run.peak_bytes / run.budget_bytes),
+      tile(String(run.total_steps), `steps in ${seconds(run.seconds)}: ${run.observed_steps} observed, ${planned} planned`),
+    ];
+    if (run.worst_shortfall !== null) {
+      tiles.push(tile(percent(run.worst_shortfall, 2), `peaks under-predicted at worst; over by ${percent(run.mean_excess, 2)} on average`));
+    }
+    if (run.time) {
+      const time = run.time, saved = time.everything_seconds - time.chosen_seconds;
+      tiles.push(tile(seconds(saved), `of recomputing avoided, ${percent(saved / (time.everything_seconds || 1))} of what recomputing everything takes`));
+    }
+    by("summary").replaceChildren(...tiles);
+  }
+  function tile(value, text, share) {
+    const parts = [make("b", {}, value)];
+    if (share !== undefined) {
+      const bar = make("i");
+      bar.style.width = Math.min(100, 100 * share) + "%";
+      parts.push(make("div", { class: share > 1 ? "meter over" : "meter" }, bar));
+    }
+    return make("div", { class: "tile" }, ...parts, make("span", {}, text));
+  }
+
+  function drawSteps() {
+    const s = run.steps, peaks = s.peak.map((peak, i) => peak ?? s.predicted[i]);
+    const top = Math.max(run.budget_bytes, ...peaks.filter((v) => v !== null)) * 1.07;
+    const plot = new Plot("steps-chart", {
+      x: [s.number[0] ?? 0, s.number[s.number.length - 1] ?? 1], y: [0, top], xLabel: "step",
+      label: "Peak memory of every step, with the budget",
+    });
+    const at = (wanted, of) => s.number.flatMap((n, i) => (wanted(i) && of[i] !== null ? [[n, of[i]]] : []));
+    plot.level(run.budget_bytes, "budget", "budget");
+    plot.level(limit, "limit");
+    for (const event of run.events) {
+      if (event.kind === "planning") continue;
+      plot.add("path", { d: `M${plot.x(event.step)} ${plot.box.top}l5 8h-10z`, class: "event", style: `fill:${colour("budget")}` });
+    }
+    const size = s.number.length > 600 ? 3 : s.number.length > 150 ? 4 : 6;
+    plot.dots(at((i) => s.plan[i] !== null, s.base), "grey", 2);
+    plot.dashes(at((i) => s.plan[i] !== null, s.predicted), "ink");
+    plot.dots(at((i) => s.plan[i] === null, s.peak), "grey", size);
+    plot.dots(at((i) => s.plan[i] !== null, s.peak), "plan", size, "peaks");
+    plot.onHover((value, event) => {
+      const i = nearest(s.number, value);
+      if (i < 0) return undefined;
+      showTip(event, [
+        `step ${s.number[i]} · ${s.label[i]}`,
+        s.plan[i] === null ? "observed: everything recomputed" : `plan ${s.plan[i]}: ${count(s.plan[i], "r")} recomputed`,
+        s.predicted[i] !== null && `predicted ${bytes(s.predicted[i])}`,
+        s.peak[i] !== null ? `real peak ${bytes(s.peak[i])}` : "real peak not seen (below an earlier one)",
+        `in use at the start ${bytes(s.base[i])}`,
+      ]);
+      return s.number[i];
+    });
+    legend("steps-legend", [["real peak, planned", "plan", "dot"], ["real peak, observed", "grey", "dot"], ["predicted", "ink"],
+      ["budget", "budget", "dashed"], ["budget less reserve", "budget", "dotted"]]);
+    by("steps-note").textContent = s.number.length < run.total_steps
+      ? `${s.number.length} of ${run.total_steps} steps are shown: the highest of each stretch.` : "";
+  }
+
+  function drawSizes() {
+    const s = run.steps, sizes = run.sizes;
+    const xs = [...sizes.map((z) => z.x), ...s.x.filter((x) => x !== null)];
+    const top = Math.max(run.budget_bytes * 1.1, ...sizes.map((z) => z.kept_peak_bytes));
+    const plot = new Plot("sizes-chart", {
+      x: [Math.min(...xs), Math.max(...xs)], y: [0, top * 1.03], xLabel: run.x_label, height: 320,
+      label: "Peak memory against input size, predicted and real",
+    });
+    plot.level(run.budget_bytes, "budget", "budget");
+    plot.line(sizes.map((z) => [z.x, z.kept_peak_bytes]), "keep");
+    plot.line(sizes.map((z) => [z.x, z.recomputed_peak_bytes]), "again");
+    plot.line(sizes.map((z) => [z.x, z.plan_peak_bytes]), "plan");
+    plot.dots(s.x.flatMap((x, i) => (x !== null && s.peak[i] !== null && s.plan[i] !== null ? [[x, s.peak[i]]] : [])), "plan", 6);
+    plot.level(0, "grid");
+    if (sizes[chosen]) {
+      plot.add("circle", { class: "chosen", cx: plot.x(sizes[chosen].x), cy: plot.y(sizes[chosen].plan_peak_bytes), r: 7 });
+    }
+    plot.onHover((value, event) => {
+      const i = nearest(sizes.map((z) => z.x), value);
+      if (i < 0) return undefined;
+      const z = sizes[i];
+      showTip(event, [`${z.label} · ${z.steps} ${z.steps === 1 ? "step" : "steps"}`, `all kept ${bytes(z.kept_peak_bytes)}`,
+        `this plan ${bytes(z.plan_peak_bytes)}`, `all recomputed ${bytes(z.recomputed_peak_bytes)}`]);
+      return z.x;
+    }, hideTip, (value) => choose(nearest(sizes.map((z) => z.x), value)));
+    legend("sizes-legend", [["all kept", "keep"], ["mimose's plan", "plan"], ["all recomputed", "again"], ["real peaks", "plan", "dot"]]);
+  }
+
+  function drawMap() {
+    const sizes = run.sizes, names = run.runs, place = by("map-chart");
+    const width = Math.max(320, place.clientWidth), height = 320, bottom = 280, top = 12;
+    const longest = Math.max(...names.map((n) => n.length));
+    const left = Math.min(190, 14 + 7 * Math.min(longest, 25));
+    const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "Blocks kept and recomputed, by input size" });
+    const cellX = (width - 12 - left) / sizes.length, cellY = (bottom - top) / names.length;
+    const gap = Math.min(1.5, cellX / 6, cellY / 6), tones = { K: "keep", r: "again", f: "grey" };
+    sizes.forEach((z, i) => [...z.plan].forEach((letter, k) => {
+      root.append(svg("rect", {
+        x: left + i * cellX, y: top + k * cellY, width: cellX - gap, height: cellY - gap, rx: Math.min(2, cellX / 5),
+        style: `fill:${colour(tones[letter])};opacity:${letter === "K" ? 0.85 : 1}`, class: "cell",
+      }));
+    }));
+    const every = Math.ceil(names.length / 20);
+    names.forEach((name, k) => {
+      if (k % every) return;
+      const short = name.length > 25 ? "…" + name.slice(-24) : name;
+      root.append(svg("text", { x: left - 8, y: top + (k + 0.5) * cellY + 4, "text-anchor": "end", class: "name" }, short));
+    });
+    const some = Math.max(1, Math.ceil(sizes.length / Math.max(2, (width - left) / 64)));
+    sizes.forEach((z, i) => {
+      if (i % some) return;
+      root.append(svg("text", { x: left + (i + 0.5) * cellX, y: bottom + 16, "text-anchor": "middle" }, String(z.x)));
+    });
+    root.append(svg("text", { x: width - 12, y: height - 5, "text-anchor": "end" }, run.x_label));
+    if (sizes[chosen]) {
+      root.append(svg("rect", { class: "chosen", x: left + chosen * cellX - 1, y: top - 2, width: cellX + 1, height: bottom - top + 3, rx: 3 }));
+    }
+    const cell = (event) => {
+      const area = root.getBoundingClientRect(), scale = width / area.width;
+      const i = Math.floor(((event.clientX - area.left) * scale - left) / cellX);
+      const k = Math.floor(((event.clientY - area.top) * scale - top) / cellY);
+      return sizes[i] && names[k] !== undefined && sizes[i].plan[k] ? [i, k] : null;
+    };
+    root.addEventListener("pointermove", (event) => {
+      const found = cell(event);
+      if (!found) return hideTip();
+      const [i, k] = found, z = sizes[i];
+      showTip(event, [names[k], `${z.label}: ${{ K: "kept", r: "recomputed", f: "cannot be recomputed" }[z.plan[k]]}`,
+        `keeping it costs ${bytes(z.saved_bytes[k])}`, `recomputing it takes ${seconds(z.run_seconds[k])}`]);
+    });
+    root.addEventListener("pointerleave", hideTip);
+    root.addEventListener("click", (event) => { const found = cell(event); if (found) choose(found[0]); });
+    place.replaceChildren(root);
+    const fixed = sizes.some((z) => z.plan.includes("f"));
+    legend("map-legend", [["kept", "keep", "box"], ["recomputed", "again", "box"], ...(fixed ? [["cannot be recomputed", "grey", "box"]] : [])]);
+  }
+
+  // One step: three curves, and what is at work when
+
+  const PHASES = { f: "forward of", h: "loss", r: "recompute of", b: "backward of", t: "embeddings" };
+  const pointsOf = (z, curve) => [[0, z.base_bytes], ...curve.ms.map((ms, i) => [ms, curve.bytes[i]])];
+
+  function drawWithin() {
+    const z = run.sizes[chosen], curves = z.curves;
+    by("size").value = chosen;
+    by("size-label").textContent = z.label;
+    const again = count(z.plan, "r"), verdict = z.plan_peak_bytes <= run.budget_bytes ? "fits" : "does not fit";
+    by("within-text").textContent = `All kept would peak at ${bytes(z.kept_peak_bytes)}, all recomputed at ${bytes(z.recomputed_peak_bytes)}. ` +
+      `The plan recomputes ${again} of ${z.plan.length} blocks (${seconds(z.plan_seconds)} of ${seconds(z.whole_seconds)}) and peaks at ${bytes(z.plan_peak_bytes)}: ${verdict}.`;
+    const longest = Math.max(...Object.values(curves).map((c) => c.ms[c.ms.length - 1]));
+    const top = Math.max(z.kept_peak_bytes, Math.min(run.budget_bytes, 1.6 * z.kept_peak_bytes)) * 1.08;
+    const plot = new Plot("within-chart", {
+      x: [0, longest], y: [0, top], xLabel: "estimated ms", height: 350, bottom: 76,
+      label: "Memory within one step under three plans",
+    });
+    plot.level(run.budget_bytes, "budget", "budget");
+    plot.line(pointsOf(z, curves.kept), "keep", "opacity:.8;stroke-width:1.6");
+    plot.line(pointsOf(z, curves.recomputed), "again", "opacity:.8;stroke-width:1.6");
+    plot.area(pointsOf(z, curves.plan), "plan");
+    plot.line(pointsOf(z, curves.plan), "plan", "stroke-width:2.4");
+    drawWork(plot, z);
+    plot.onHover((value, event) => {
+      const c = curves.plan, i = nearest(c.ms, value), name = run.runs[c.run[i]];
+      showTip(event, [`${PHASES[c.phase[i]]} ${name ?? ""}`, `under the plan ${bytes(c.bytes[i])}`,
+        ...[["kept", "all kept"], ["recomputed", "all recomputed"]].map(([key, text]) =>
+          `${text} ${bytes(curves[key].bytes[nearest(curves[key].ms, value)])}`)]);
+      return c.ms[i];
+    });
+    legend("within-legend", [["mimose's plan", "plan"], ["all kept", "keep"], ["all recomputed", "again"], ["budget", "budget", "dashed"]]);
+  }
+
+  function drawWork(plot, z) {
+    const c = z.curves.plan, y = plot.box.bottom + 25, high = 13;
+    let begin = 0;
+    for (let i = 0; i < c.ms.length; i += 1) {
+      if (i + 1 < c.ms.length && c.phase[i + 1] === c.phase[i] && c.run[i + 1] === c.run[i]) continue;
+      const phase = c.phase[i], letter = z.plan[c.run[i]];
+      const tone = phase === "r" ? "again" : phase === "f" ? (letter === "K" ? "keep" : letter === "r" ? "again" : "grey") : "grey";
+      const width = Math.max(0.5, plot.x(c.ms[i]) - plot.x(begin) - 1);
+      plot.add("rect", { x: plot.x(begin), y, width, height: high, rx: 2, class: "work",
+        style: `fill:${colour(tone)};opacity:${phase === "b" ? 0.45 : phase === "f" && letter === "r" ? 0.4 : phase === "h" || phase === "t" ? 0.2 : 1}` });
+      begin = c.ms[i];
+    }
+    const turn = c.ms[c.phase.lastIndexOf("h")];
+    plot.add("text", { x: plot.x(0), y: y + 29 }, "forward →");
+    if (turn !== undefined) plot.add("text", { x: plot.x(turn), y: y + 29 }, "backward → (solid orange: recomputing)");
+  }
+
+  function drawTime() {
+    const time = run.time;
+    if (!time) { by("time-card").hidden = true; return; }
+    by("time-text").textContent = `Over ${time.steps} planned steps, which took ${seconds(time.seconds)}. The static plan is the one that the largest batch needs, used for all.`;
+    const rows = [["mimose", time.chosen_seconds, "plan"], ["static plan", time.static_seconds, "grey"], ["everything", time.everything_seconds, "again"]];
+    const place = by("time-chart"), width = Math.max(320, place.clientWidth), left = 100;
+    const most = Math.max(...rows.map((row) => row[1]), 1e-9);
+    const root = svg("svg", { viewBox: `0 0 ${width} 104`, height: 104, role: "img", "aria-label": "Time spent recomputing, three ways" });
+    rows.forEach(([name, value, tone], i) => {
+      const y = 6 + 33 * i, long = ((width - left - 90) * value) / most;
+      root.append(svg("text", { x: left - 10, y: y + 16, "text-anchor": "end", class: "name" }, name),
+        svg("rect", { x: left, y, width: Math.max(2, long), height: 23, rx: 4, style: `fill:${colour(tone)}` }),
+        svg("text", { x: left + Math.max(2, long) + 8, y: y + 16 }, seconds(value)));
+    });
+    place.replaceChildren(root);
+  }
+
+  function drawTables() {
+    by("events").tBodies[0].replaceChildren(...run.events.map((e) => make("tr", {},
+      make("td", {}, String(e.step)), make("td", {}, seconds(e.at)), make("td", {}, e.kind), make("td", {}, e.text))));
+    by("no-events").hidden = run.events.length > 0;
+    by("events").hidden = run.events.length === 0;
+    const z = run.sizes[chosen];
+    by("blocks-card").hidden = !z;
+    if (!z) return;
+    by("blocks").tHead.rows[0].cells[1].textContent = `keeping costs at ${z.label}`;
+    by("blocks").tHead.rows[0].cells[3].textContent = `kept in … of ${run.sizes.length} sizes`;
+    by("blocks").tBodies[0].replaceChildren(...run.runs.map((name, k) => make("tr", {}, make("td", {}, name),
+      make("td", { class: "number" }, bytes(z.saved_bytes[k])), make("td", { class: "number" }, seconds(z.run_seconds[k])),
+      make("td", { class: "number" }, String(run.sizes.filter((size) => size.plan[k] === "K").length)))));
+  }
+
+  function choose(index) {
+    if (index < 0 || index >= run.sizes.length) return;
+    chosen = index;
+    drawWithin();
+    drawSizes();
+    drawMap();
+    drawTables();
+  }
+  function drawAll() {
+    drawAbout();
+    drawSummary();
+    drawSteps();
+    by("known").hidden = run.sizes.length === 0;
+    by("unknown").hidden = run.sizes.length > 0;
+    if (run.sizes.length) {
+      by("size").max = run.sizes.length - 1;
+      choose(chosen);
+      drawTime();
+    } else drawTables();
+  }
+
+  by("size").addEventListener("input", (event) => choose(Number(event.target.value)));
+  by("theme").addEventListener("click", () => {
+    const root = document.documentElement;
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
+  });
+  let waiting = 0;
+  window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(drawAll, 120); });
+  drawAll();
+})();

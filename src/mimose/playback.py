@@ -1,0 +1,164 @@
+"""A recorded run, read back: its steps, its events, and all that the session had learned."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mimose.errors import ArgumentError
+from mimose.inputs import InputSize, Layout
+from mimose.knowledge import Knowledge
+from mimose.observations import StepObservation
+from mimose.recording import FORMAT, Header
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedStep:
+    """One step, as its line tells it."""
+
+    number: int
+    at_seconds: float
+    """From the start of the recording to the step's first block."""
+    size: InputSize
+    plan: str | None
+    """A letter a run: K kept, r recomputed; None if the step was observed."""
+    base_bytes: int
+    predicted_bytes: int | None
+    peak_bytes: int | None
+    """None where nobody could see it: a peak below an earlier one, on a device that others read."""
+    held_bytes: int | None
+    """The most that the allocator has held by then; None for observed steps."""
+    milliseconds: float
+    """From the first block's forward to the end of the backward, as the host sees it."""
+    recompute_milliseconds: float
+    planning_microseconds: float
+    reserve_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that people should know."""
+
+    kind: str
+    at_seconds: float
+    step: int
+    text: str
+
+
+@dataclass(slots=True)
+class Recording:
+    """A run, read back."""
+
+    header: Header
+    steps: list[RecordedStep] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    observations: list[StepObservation] = field(default_factory=list)
+
+    @property
+    def planned(self) -> list[RecordedStep]:
+        """The steps that ran under a plan."""
+        return [step for step in self.steps if step.plan is not None]
+
+    def knowledge(self) -> Knowledge:
+        """What the session knew at the end, rebuilt."""
+        knowledge = Knowledge()
+        for observation in self.observations:
+            knowledge.learn(observation)
+        return knowledge
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest peak that was seen."""
+        return max((step.peak_bytes or step.base_bytes for step in self.steps), default=0)
+
+
+def is_recording(first_line: str) -> bool:
+    """Whether a file that begins with this line is a recording."""
+    return first_line.startswith('{"recording":')
+
+
+def read_recording(path: str | os.PathLike[str]) -> Recording:
+    """Read a recording, also one that is still being written or was cut."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        lines = file.read().splitlines()
+    if not lines:
+        raise ArgumentError(f"{path} is empty: no training step has been recorded in it yet")
+    if not is_recording(lines[0]):
+        raise ArgumentError(
+            f'{path} is not a recording: write one with auto_checkpoint(..., record="run.jsonl")'
+        )
+    reader = _Reader(_header(lines[0], path))
+    for line in lines[1:]:
+        reader.take(line)
+    return reader.recording
+
+
+def _header(line: str, path: str | os.PathLike[str]) -> Header:
+    try:
+        values: dict[str, Any] = json.loads(line)["recording"]
+    except ValueError:
+        raise ArgumentError(f"{path} was cut within its first line: nothing can be read") from None
+    if values.get("format") != FORMAT:
+        raise ArgumentError(
+            f"{path} has format {values.get('format')}, and this mimose reads {FORMAT}: read it "
+            f"with mimose {values.get('mimose_version')}"
+        )
+    try:
+        return Header(**{**values, "blocks": tuple(values["blocks"])})
+    except (KeyError, TypeError):
+        raise ArgumentError(f"{path} has a first line that no mimose wrote") from None
+
+
+class _Reader:
+    """Takes one line after another; leaves out what is not whole."""
+
+    def __init__(self, header: Header) -> None:
+        self.recording = Recording(header)
+        self._layouts: dict[int, Layout] = {}
+        self._reserve = 0
+
+    def take(self, line: str) -> None:
+        try:
+            values: dict[str, Any] = json.loads(line)
+            if "step" in values and "size" in values:
+                self.recording.steps.append(self._step(values))
+            elif "observation" in values:
+                plain = values["observation"]
+                self.recording.observations.append(StepObservation.from_plain(plain))
+            elif "layout" in values:
+                self._layouts[values["layout"]] = _layout(values["of"])
+            elif "event" in values:
+                self.recording.events.append(_event(values))
+        except (ValueError, KeyError, TypeError):
+            return
+
+    def _step(self, values: dict[str, Any]) -> RecordedStep:
+        self._reserve = values.get("reserve", self._reserve)
+        layout = self._layouts[values.get("layout", 0)]
+        return RecordedStep(
+            number=values["step"],
+            at_seconds=values["at"],
+            size=InputSize(layout, tuple(values["size"])),
+            plan=values.get("plan"),
+            base_bytes=values["base"],
+            predicted_bytes=values.get("predicted"),
+            peak_bytes=values["peak"],
+            held_bytes=values["held"],
+            milliseconds=values["ms"],
+            recompute_milliseconds=values.get("again_ms", 0.0),
+            planning_microseconds=values["planning_us"],
+            reserve_bytes=self._reserve,
+        )
+
+
+def _layout(pairs: Sequence[tuple[str, int]]) -> Layout:
+    return tuple((name, rank) for name, rank in pairs)
+
+
+def _event(values: dict[str, Any]) -> Event:
+    return Event(
+        kind=values["event"], at_seconds=values["at"], step=values["step"], text=values["text"]
+    )

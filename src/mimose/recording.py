@@ -1,0 +1,212 @@
+"""A run on disk: `auto_checkpoint(..., record="run.jsonl")` writes it, `mimose.playback` reads it.
+
+One JSON object a line. The first tells what the run is; then, as they happen:
+
+    {"step":12,"at":3.21,"size":[8,123],"plan":"KKrr","base":…,"predicted":…,"peak":…,"held":…,
+     "ms":112.3,"again_ms":9.1,"planning_us":41,"reserve":…}     a step; without a plan: observed
+    {"layout":1,"of":[["input_ids",2]]}                          a kind of input not met before
+    {"observation":{…}}                                          what the session has learned
+    {"event":"recovery","at":3.21,"step":12,"text":"…"}          what people should know
+
+A step's line is made in a few microseconds and written together with others, so up to two seconds
+are lost when a process is killed. A file may end anywhere: a line that was cut is left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from mimose.errors import ArgumentError, warn
+from mimose.inputs import InputSize, Layout
+from mimose.observations import StepObservation
+from mimose.plan import Plan
+
+FORMAT = 1
+_LINES, _SECONDS = 64, 2.0
+"""A write comes after so many lines or so many seconds, whichever is first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a run is, in its first line."""
+
+    format: int = FORMAT
+    mimose_version: str
+    torch_version: str
+    device: str
+    device_name: str
+    began: str
+    blocks: tuple[str, ...]
+    budget_bytes: int
+    planner: str
+    collector: str
+    enforce: bool
+    parameter_bytes: int
+    gradient_bytes: int
+
+    @classmethod
+    def of(cls, device: torch.device, *, planner: object, **settled: Any) -> Header:
+        """The header of a run that begins now on this device."""
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(planner).__name__)
+        return cls(
+            mimose_version=importlib.import_module("mimose").__version__,
+            torch_version=torch.__version__,
+            device=str(device),
+            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+            began=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            planner=words.lower(),
+            **settled,
+        )
+
+    @property
+    def line(self) -> str:
+        numbers = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps({"recording": numbers}, separators=(",", ":"))
+
+
+class Recorder:
+    """Writes a run's lines; cheap enough for every step, and never in the way of training."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = own_path(Path(path))
+        self._sink = _Sink(_opened(self.path))
+        self._close = weakref.finalize(self, self._sink.close)
+        self._began = self._opened_at = time.perf_counter()
+        self._step = 0
+        self._base = 0
+        self._planning_us = 0.0
+        self._reserve: int | None = None
+        self._layouts: dict[Layout, str] = {}
+
+    def begins(self, header: Header) -> None:
+        """The first training step is about to come."""
+        self._sink.put(header.line)
+
+    def step_opens(self, base_bytes: int, planning_seconds: float) -> None:
+        """The first block of a step is about to run."""
+        self._opened_at = time.perf_counter()
+        self._step += 1
+        self._base = base_bytes
+        self._planning_us = planning_seconds * 1e6
+
+    def step_over(
+        self,
+        size: InputSize,
+        plan: Plan | None,
+        peak_bytes: int | None,
+        held_bytes: int | None,
+        reserve_bytes: int,
+    ) -> None:
+        """The backward of a step is over; a step without a plan was observed."""
+        now = time.perf_counter()
+        layout = self._layouts.get(size.layout)
+        if layout is None:
+            layout = self._new_layout(size.layout)
+        planned = ""
+        if plan is not None:
+            planned = (
+                f'"plan":"{plan}","predicted":{self._base + plan.peak_bytes},'
+                f'"again_ms":{plan.recompute_seconds * 1e3:.4g},'
+            )
+        if reserve_bytes != self._reserve:
+            self._reserve = reserve_bytes
+            planned += f'"reserve":{reserve_bytes},'
+        self._sink.put(
+            f'{{"step":{self._step},"at":{self._opened_at - self._began:.4f},'
+            f'"size":[{",".join(map(str, size.dims))}],{layout}{planned}"base":{self._base},'
+            f'"peak":{_number(peak_bytes)},"held":{_number(held_bytes)},'
+            f'"ms":{(now - self._opened_at) * 1e3:.2f},"planning_us":{self._planning_us:.0f}}}'
+        )
+
+    def learned(self, observation: StepObservation) -> None:
+        """The session knows more than before; such lines rebuild its knowledge."""
+        line = {"observation": observation.to_plain()}
+        self._sink.put(json.dumps(line, separators=(",", ":")))
+
+    def event(self, kind: str, text: str) -> None:
+        """Something that people should know has happened."""
+        at = round(time.perf_counter() - self._began, 4)
+        line = {"event": kind, "at": at, "step": self._step, "text": text}
+        self._sink.put(json.dumps(line, separators=(",", ":")))
+
+    def flush(self) -> None:
+        """Write what was put so far."""
+        self._sink.flush()
+
+    def close(self) -> None:
+        """Write the rest. Also done when the recorder is gone or Python ends."""
+        self._close()
+
+    def _new_layout(self, layout: Layout) -> str:
+        index = len(self._layouts)
+        self._sink.put(json.dumps({"layout": index, "of": layout}, separators=(",", ":")))
+        self._layouts[layout] = f'"layout":{index},' if index else ""
+        return self._layouts[layout]
+
+
+class _Sink:
+    """Lines on their way to a file. When the disk is full it says so once, and drops the rest."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file: BinaryIO | None = file
+        self._lines: list[str] = []
+        self._written_at = time.monotonic()
+        self._process = os.getpid()
+
+    def put(self, line: str) -> None:
+        self._lines.append(line)
+        if len(self._lines) >= _LINES or time.monotonic() - self._written_at > _SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        lines, self._lines = self._lines, []
+        self._written_at = time.monotonic()
+        if self._file is None or not lines or os.getpid() != self._process:  # a forked worker
+            return
+        try:
+            self._file.write(("\n".join(lines) + "\n").encode())
+        except OSError as error:
+            warn(f"recording to {self._file.name} ends here: {error}. Training goes on")
+            self._abandon()
+
+    def close(self) -> None:
+        self.flush()
+        if self._file is not None:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        assert self._file is not None
+        self._file.close()
+        self._file = None
+
+
+def _number(value: int | None) -> str:
+    return "null" if value is None else str(value)
+
+
+def own_path(path: Path) -> Path:
+    """The path itself; of several processes that train together, all but the first add a rank."""
+    rank = int(os.environ.get("RANK", "0") or 0)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        rank = torch.distributed.get_rank()
+    return path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("wb", buffering=0)
+    except OSError as error:
+        raise ArgumentError(
+            f"record={str(path)!r} cannot be written: {error.strerror or error}. Give a file in a "
+            "directory that exists and that you may write to"
+        ) from None

@@ -1,0 +1,175 @@
+"""A recording tells the whole run, and never gets in its way."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mimose
+import models
+from mimose.playback import read_recording
+from mimose.recording import Recorder, own_path
+from training import task, texts, train
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, mimose.Mimose]:
+    path = tmp_path_factory.mktemp("recorded") / "run.jsonl"
+    model, batches, budget = task("encoder")
+    with mimose.auto_checkpoint(model, budget, record=path) as handle:
+        train(model, batches)
+    return path, handle
+
+
+def test_a_recording_has_a_line_for_every_step(recorded: tuple[Path, mimose.Mimose]) -> None:
+    path, handle = recorded
+    recording, stats = read_recording(path), handle.stats()
+    assert [step.number for step in recording.steps] == list(range(1, stats.steps + 1))
+    assert len(recording.planned) == stats.planned_steps
+    assert recording.header.blocks == tuple(f"encoder.layers.{i}" for i in range(3))
+    assert recording.header.budget_bytes == stats.budget_bytes
+    assert recording.header.planner == "optimal"
+    last = recording.steps[-1]
+    assert last.size == stats.last_size
+    assert last.plan == str(stats.last_plan)
+    assert last.predicted_bytes == stats.last_predicted_peak_bytes
+    assert last.peak_bytes == stats.last_real_peak_bytes
+    assert last.reserve_bytes == stats.reserve_bytes
+    assert recording.peak_bytes == stats.peak_bytes
+
+
+def test_knowledge_rebuilt_from_a_recording_predicts_as_the_session_did(
+    recorded: tuple[Path, mimose.Mimose],
+) -> None:
+    path, handle = recorded
+    recording = read_recording(path)
+    rebuilt = recording.knowledge()
+    assert rebuilt.ready
+    for step in recording.steps:
+        assert rebuilt.predict(step.size) == handle._knowledge.predict(step.size)
+
+
+def test_a_recording_tells_when_planning_began(recorded: tuple[Path, mimose.Mimose]) -> None:
+    events = read_recording(recorded[0]).events
+    assert [event.kind for event in events] == ["planning"]
+    assert 1 < events[0].step < 10
+
+
+def test_a_recording_may_be_cut_anywhere(
+    recorded: tuple[Path, mimose.Mimose], tmp_path: Path
+) -> None:
+    whole = recorded[0].read_bytes()
+    first = whole.index(b"\n")
+    steps = [step.number for step in read_recording(recorded[0]).steps]
+    cut = tmp_path / "cut.jsonl"
+    for at in random.sample(range(first, len(whole)), 40):
+        cut.write_bytes(whole[:at])
+        numbers = [step.number for step in read_recording(cut).steps]
+        assert numbers == steps[: len(numbers)]
+        assert len(numbers) >= whole[:at].count(b'\n{"step"') - 1
+
+
+def test_recorded_training_gives_the_same_losses(tmp_path: Path) -> None:
+    losses = []
+    for record in (None, tmp_path / "run.jsonl"):
+        model, batches, budget = task("encoder")
+        with mimose.auto_checkpoint(model, budget, record=record):
+            losses.append(train(model, batches[:10]))
+    assert losses[0] == losses[1]
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_the_model_is_touched(
+    tmp_path: Path,
+) -> None:
+    model = models.Encoder()
+    with pytest.raises(mimose.ArgumentError, match="No such file or directory.*directory that"):
+        mimose.auto_checkpoint(model, "64MiB", record=tmp_path / "nowhere" / "run.jsonl")
+    assert not any("_compiled_call_impl" in vars(m) for m in model.modules() if vars(m).get(
+        "_compiled_call_impl"))  # fmt: skip
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_a_full_disk_ends_the_recording_but_not_the_training() -> None:
+    model, batches, budget = task("encoder")
+    with mimose.auto_checkpoint(model, budget, record="/dev/full") as handle:
+        train(model, batches[:3])
+        assert handle._recorder is not None
+        with pytest.warns(mimose.MimoseWarning, match="No space left on device. Training goes on"):
+            handle._recorder.flush()
+        train(model, batches[3:6])
+    assert handle.stats().steps == 6
+
+
+def test_what_was_recorded_is_on_disk_when_python_ends_without_detach(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    code = (
+        "import mimose, models\nfrom training import texts, train\n"
+        f"model = models.Encoder()\nhandle = mimose.auto_checkpoint(model, '64MiB', record={str(path)!r})\n"
+        "train(model, texts([20, 30, 40]))\n"
+    )
+    here = Path(__file__).parent.parent
+    subprocess.run([sys.executable, "-c", code], cwd=here, check=True)
+    assert len(read_recording(path).steps) == 3
+
+
+def test_a_budget_that_is_too_small_is_an_event(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    model = models.Encoder()
+    with (
+        mimose.auto_checkpoint(model, "2MiB", record=path),
+        pytest.warns(mimose.MimoseWarning, match="raise memory_budget"),
+    ):
+        train(model, texts([100, 100, 100, 100]))
+    (event,) = (e for e in read_recording(path).events if e.kind == "budget too small")
+    assert "needs" in event.text
+
+
+def test_files_that_are_no_recordings_are_refused_with_a_reason(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for content, why in [
+        ("", "is empty"),
+        ("step,loss\n1,2\n", "is not a recording: write one with"),
+        ('{"recording":{"format":1', "cut within its first line"),
+        (json.dumps({"recording": {"format": 99, "mimose_version": "9"}},
+                    separators=(",", ":")), "read it with mimose 9"),
+        ('{"recording":{"format":1,"colour":2}}', "no mimose wrote"),
+    ]:  # fmt: skip
+        path.write_text(content)
+        with pytest.raises(mimose.ArgumentError, match=why):
+            read_recording(path)
+
+
+def test_lines_that_make_no_sense_are_left_out(
+    recorded: tuple[Path, mimose.Mimose], tmp_path: Path
+) -> None:
+    lines = recorded[0].read_text().splitlines()
+    noise = ["", "[]", "7", "null", '{"step":3}', '{"observation":{}}', "\x00\x00", '{"event":1}']
+    path = tmp_path / "noisy.jsonl"
+    path.write_text("\n".join([lines[0], *noise, *lines[1:], *noise]))
+    assert read_recording(path) == read_recording(recorded[0])
+
+
+def test_each_process_of_a_group_has_its_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert own_path(tmp_path / "run.jsonl").name == "run.jsonl"
+    monkeypatch.setenv("RANK", "3")
+    assert own_path(tmp_path / "run.jsonl").name == "run.rank3.jsonl"
+
+
+def test_a_forked_worker_writes_nothing(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run.jsonl")
+    recorder.event("one", "by the parent")
+    child = os.fork()
+    if child == 0:
+        recorder.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    recorder.close()
+    assert (tmp_path / "run.jsonl").read_text().count("\n") == 1

@@ -1,0 +1,76 @@
+"""A plain model and its twin under mimose, trained side by side on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+import mimose
+from compare import assert_same_gradients
+from training import Dice, lengths, texts
+
+Batch = dict[str, Any]
+Choices = tuple[bool, ...]
+
+
+@dataclass
+class Record:
+    """What one rank did: the plan of each step, None where it was observed."""
+
+    plans: list[Choices | None] = field(default_factory=list)
+
+    @property
+    def planned(self) -> list[Choices]:
+        return [plan for plan in self.plans if plan is not None]
+
+
+def batches_of(rank: int, count: int = 14) -> list[Batch]:
+    """Batches whose lengths are this rank's own."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    return [
+        {"input_ids": torch.randint(5, 50, batch["input_ids"].shape, generator=generator)}
+        for batch in texts(lengths(count, 8, 60, seed=rank), batch=2)
+    ]
+
+
+def throwing_dice(model: nn.Module, rank: int, **options: Any) -> mimose.Mimose:
+    """mimose with a planner that decides by chance, differently on each rank."""
+    return mimose.auto_checkpoint(model, "4GiB", planner=Dice(seed=rank), **options)
+
+
+def train_side_by_side(
+    plain: nn.Module,
+    ours: nn.Module,
+    handle: mimose.Mimose,
+    batches: Sequence[Batch],
+    *,
+    loss_of: Callable[[nn.Module, Batch], torch.Tensor],
+    accumulating: Callable[[nn.Module, int], AbstractContextManager[Any]] = lambda m, i: nullcontext(),
+    updates_after: Callable[[int], bool] = lambda i: True,
+) -> Record:
+    """Train both on the same batches and the same dice; gradients are compared at each step."""
+    record = Record()
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (plain, ours)]
+    for i, batch in enumerate(batches):
+        for model in (plain, ours):
+            torch.manual_seed(i)
+            with accumulating(model, i):
+                loss_of(model, batch).backward()
+        assert_same_gradients(ours, plain)
+        record.plans.append(_plan_of_last_step(handle))
+        handle._cache.clear()  # new dice for each step
+        if updates_after(i):
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    return record
+
+
+def _plan_of_last_step(handle: mimose.Mimose) -> Choices | None:
+    step = handle._last_step
+    return step.plan.recompute if hasattr(step, "plan") else None

@@ -1,0 +1,201 @@
+"""Lightning's Trainer, under both of its names, and Fabric train under mimose as without."""
+
+from __future__ import annotations
+
+import csv
+import functools
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import lightning.pytorch
+import pytest
+import pytorch_lightning
+import torch
+from lightning.fabric import Fabric
+from rise import budget_for, rise_of
+from torch import nn
+from torch.utils.data import DataLoader
+
+import mimose
+import models
+import training
+from mimose.errors import MimoseWarning
+from mimose.integrations.lightning import MimoseCallback
+
+BOTH_NAMES = pytest.mark.parametrize("pl", [lightning.pytorch, pytorch_lightning])
+
+
+def module_of(pl: ModuleType = lightning.pytorch, layers: int = 4) -> Any:
+    """A LightningModule that, like most, never calls its own `forward` in training."""
+
+    class Encodes(pl.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.encoder = models.Encoder(layers)
+            self.losses: list[float] = []
+
+        def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
+            loss = models.loss_of(self.encoder, batch)
+            self.losses.append(loss.item())
+            return loss
+
+        def validation_step(self, batch: dict[str, torch.Tensor], index: int) -> None:
+            self.log("validation", models.loss_of(self.encoder, batch))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), 1e-3)
+
+    return Encodes()
+
+
+def fit(
+    pl: ModuleType,
+    module: Any,
+    folder: Path,
+    *callbacks: Any,
+    ckpt_path: str | None = None,
+    **changes: Any,
+) -> Any:
+    options = {
+        "accelerator": "cpu",
+        "max_epochs": 1,
+        "log_every_n_steps": 1,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "logger": pl.loggers.CSVLogger(folder),
+    }
+    trainer = pl.Trainer(callbacks=list(callbacks), **{**options, **changes})
+    torch.manual_seed(1)
+    batches = [*batches_of_fourteen(), *batches_of_fourteen()[:2]]
+    loader = DataLoader(batches[:14], batch_size=None)  # type: ignore[arg-type]
+    trainer.fit(module, loader, DataLoader(batches[14:], batch_size=None), ckpt_path=ckpt_path)  # type: ignore[arg-type]
+    return trainer
+
+
+@functools.cache
+def batches_of_fourteen() -> list[training.Batch]:
+    torch.manual_seed(0)
+    return training.texts(training.lengths(14))
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    (file,) = folder.rglob("metrics.csv")
+    with file.open() as lines:
+        return list(csv.DictReader(lines))
+
+
+@BOTH_NAMES
+@pytest.mark.parametrize(
+    "changes", [{}, {"accumulate_grad_batches": 2}, {"precision": "bf16-mixed"}]
+)
+def test_fit_is_the_same_bit_for_bit_and_within_the_budget(
+    pl: ModuleType, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    plain, ours = module_of(pl), module_of(pl)
+    rise = rise_of(lambda: fit(pl, plain, tmp_path / "plain", **changes))
+    before = training.places(ours.encoder)
+    callback = MimoseCallback(budget_for(rise, 0.6))
+    fit(pl, ours, tmp_path / "ours", callback, **changes)
+    assert callback.handle is not None
+    stats = callback.handle.stats()
+    assert ours.losses == plain.losses
+    assert stats.peak_bytes <= (stats.budget_bytes or 0)
+    assert stats.runs_kept
+    assert stats.runs_recomputed
+    assert training.places(ours.encoder) == before
+    assert not training.seats(ours)
+
+
+@BOTH_NAMES
+def test_metrics_reach_the_logger_at_its_interval(pl: ModuleType, tmp_path: Path) -> None:
+    module = module_of(pl)
+    trainer = fit(pl, module, tmp_path, MimoseCallback("1GiB"), log_every_n_steps=2)
+    told = [row for row in rows(tmp_path) if row.get("mimose/peak_gib")]
+    assert len(told) == 7
+    assert told[-1]["mimose/predicted_peak_gib"]
+    assert float(told[-1]["mimose/blocks_recomputed"]) == 0
+    assert sum(float(row["mimose/observed_steps"]) for row in told) >= 4
+    assert "mimose/recompute_share" in trainer.callback_metrics
+
+
+@BOTH_NAMES
+def test_resumed_fit_plans_from_its_first_step(pl: ModuleType, tmp_path: Path) -> None:
+    first, resumed = module_of(pl), module_of(pl)
+    trainer = fit(pl, first, tmp_path / "first", MimoseCallback("1GiB"))
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    callback = MimoseCallback("1GiB")
+    fit(
+        pl,
+        resumed,
+        tmp_path / "second",
+        callback,
+        ckpt_path=str(tmp_path / "saved.ckpt"),
+        max_epochs=2,
+    )
+    assert callback.handle is not None
+    assert callback.handle.stats().steps == 14
+    assert callback.handle.stats().observed_steps == 0
+
+
+def test_knowledge_of_another_module_is_refused_and_the_fit_goes_on(tmp_path: Path) -> None:
+    other, callback = MimoseCallback("1GiB"), MimoseCallback("1GiB")
+    fit(lightning.pytorch, module_of(layers=3), tmp_path / "other", other)
+    callback.load_state_dict(other.state_dict())
+    with pytest.warns(MimoseWarning, match="of no use here"):
+        fit(lightning.pytorch, module_of(), tmp_path / "ours", callback)
+    assert callback.handle is not None
+    assert callback.handle.stats().observed_steps
+
+
+def test_exception_leaves_nothing_on_the_module(tmp_path: Path) -> None:
+    module, callback = module_of(), MimoseCallback("1GiB")
+
+    def broken(batch: Any) -> None:
+        models.loss_of(module.encoder, batch)
+        raise ZeroDivisionError
+
+    before = training.places(module.encoder)
+    module.training_step = broken
+    with pytest.raises(ZeroDivisionError):
+        fit(lightning.pytorch, module, tmp_path, callback)
+    assert callback.handle is not None
+    assert callback.handle.stats().steps == 1
+    assert training.places(module.encoder) == before
+
+
+# Fabric
+
+
+def fabric_losses(attach: str, budget: int | str) -> tuple[list[float], mimose.Mimose | None]:
+    torch.manual_seed(0)
+    fabric = Fabric(accelerator="cpu", precision="bf16-mixed")
+    model: nn.Module = models.Encoder(4)
+    handle = mimose.auto_checkpoint(model, budget) if attach == "before" else None
+    wrapped, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), 1e-3))
+    if attach == "after":
+        handle = mimose.auto_checkpoint(wrapped, budget)
+    torch.manual_seed(1)
+    losses = []
+    for batch in batches_of_fourteen():
+        loss = models.loss_of(wrapped, batch)
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    if handle is not None:
+        handle.detach()
+    return losses, handle
+
+
+@pytest.mark.parametrize("attach", ["before", "after"])
+def test_fabric_trains_the_same_whichever_comes_first(attach: str) -> None:
+    rise = rise_of(lambda: fabric_losses("never", 0))
+    plain, _ = fabric_losses("never", 0)
+    losses, handle = fabric_losses(attach, budget_for(rise, 0.7))
+    assert handle is not None
+    assert losses == plain
+    assert handle.stats().runs_kept
+    assert handle.stats().runs_recomputed
