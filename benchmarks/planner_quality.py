@@ -99,7 +99,7 @@ class Bench:
         handle = mimose.auto_checkpoint(model, budget, enforce=True)
         rows, out_of_memory, held = [], 0, 0
         for length in self.lengths:
-            hits = handle._cache.hits
+            hits = handle._scheduler.cache.hits
             spent = handle._stats.planning_seconds
             try:
                 seconds, peak = self.step(model, optimizer, length)
@@ -110,7 +110,7 @@ class Bench:
             held = max(held, self.meter.read().peak_held)
             row = {"length": length, "seconds": seconds, "peak": peak, "planned": False}
             row["planning_us"] = (handle._stats.planning_seconds - spent) * 1e6
-            row["from_cache"] = handle._cache.hits > hits
+            row["from_cache"] = handle._scheduler.cache.hits > hits
             step = handle._step
             if isinstance(step, PlannedStep):
                 row.update(self._judged(handle, step, oracle[length], peak))
@@ -123,7 +123,7 @@ class Bench:
             "peak_held": held,
             "observed_steps": stats.observed_steps,
             "reserve": stats.reserve_bytes,
-            "margin": stats.margin_bytes,
+            "margin": stats.margin,
             "leave_one_out_error": stats.prediction_error,
             "retries": self.meter.read().retries - retries,
             "rows": rows,

@@ -54,7 +54,7 @@ def session_costs(device: str) -> dict[str, Any]:
     setting = handle._setting
     assert setting is not None
     reading, size = setting.meter.read(), handle._size_of((), batch(111))
-    profile = handle._knowledge.predict(size)
+    profile = handle._scheduler.knowledge.predict(size)
     assert profile is not None
     low, high = (peak(profile, [again] * 12) for again in (True, False))
     tight = (low + high) // 2
@@ -64,7 +64,7 @@ def session_costs(device: str) -> dict[str, Any]:
         "reading_us": microseconds(setting.meter.read),
         "size_us": microseconds(lambda: handle._size_of((), batch_111)),
         "cached_plan_us": microseconds(lambda: handle._planned(setting, size, reading)),
-        "new_plan_us": microseconds(lambda: handle._new_plan(size, tight, in_step), calls=50),
+        "new_plan_us": microseconds(lambda: handle._scheduler.new_plan(size, tight, in_step), calls=50),
     }
     handle.detach()
     return costs

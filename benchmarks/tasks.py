@@ -6,16 +6,15 @@ import csv
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from common import llama_1b
+from mimose.bench.workloads import LENGTHS
 
 Batch = dict[str, Any]
-LENGTHS = Path(__file__).parent / "lengths"
 
 
 @dataclass(frozen=True)

@@ -456,29 +456,13 @@ def test_gradients_are_born_as_seen_but_no_more_than_are_missing() -> None:
     assert knowledge.born_bytes(PATTERN, 150) == (150, 150, 100)
 
 
-def test_margin_grows_to_the_largest_shortfall_in_range() -> None:
-    knowledge = ready_knowledge()
-    for shortfall in (500, 2000, 700):
-        knowledge.peaked(size(8, 150), shortfall)
-    assert knowledge.margin == 2000
-
-
 @pytest.mark.parametrize("beyond", [size(8, 301), size(9, 64), InputSize((("ids", 2),), (8, 64))])
-def test_margin_ignores_shortfalls_out_of_range(beyond: InputSize) -> None:
+def test_peaks_out_of_range_teach_nothing(beyond: InputSize) -> None:
     knowledge = ready_knowledge()
-    knowledge.peaked(beyond, 2000)
-    assert knowledge.margin == 0
-
-
-@pytest.mark.parametrize("above", [0, -5000])
-def test_margin_decays_to_nothing_in_steps_without_a_shortfall(above: int) -> None:
-    knowledge = ready_knowledge()
-    knowledge.peaked(size(8, 150), 2000)
-    knowledge.peaked(size(8, 150), above)
-    assert knowledge.margin == 1980
-    for _ in range(1000):
-        knowledge.peaked(size(8, 150), above)
-    assert knowledge.margin == 0
+    knowledge.peaked(beyond, 1000, 2000)
+    assert knowledge.adaptation.margin == 0
+    knowledge.peaked(size(8, 150), 1000, 1010)
+    assert knowledge.adaptation.margin == pytest.approx(0.01)
 
 
 def test_knowledge_is_curious_until_ready() -> None:

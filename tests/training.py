@@ -153,7 +153,7 @@ class Predictions:
             real = stats.last_real_peak_bytes
             self.errors.append((stats.last_predicted_peak_bytes - real) / real)
             self.plans.add(stats.last_plan.recompute)
-        self._handle._cache.clear()
+        self._handle._scheduler.cache.clear()
 
     def assert_exact(self, *, steps: int, plans: int = 3, over: float = 0.03) -> None:
         assert len(self.errors) >= steps

@@ -1,4 +1,4 @@
-"""What real peaks teach: how far predictions are off, and when they are no longer to be believed."""
+"""What real peaks teach: how far predictions are off, and when not to believe them any more."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from mimose.blocks import Block
 from mimose.buffers import Place, Snapshot, norm_places, places_in
 from mimose.control import Listener, watch_backward
 from mimose.errors import ConflictError, warn
+from mimose.ranks import Spoken
 from mimose.recompute import Frame, foreign_hooks
 from mimose.rehearsal import Rehearsal
 from mimose.takeover import Takeover
@@ -93,6 +94,7 @@ class BlockSeat(Seat):
         "listener",
         "name",
         "run",
+        "speaks_to",
         "trusted",
     )
 
@@ -112,6 +114,8 @@ class BlockSeat(Seat):
         """Whether it can be recomputed; not known before its first run."""
         self.early_stop = True
         self.changing: list[Place] = []
+        self.speaks_to: frozenset[int] = frozenset()
+        """The ranks that take part in collectives of its forward, found out on its first run."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.module.training or not torch.is_grad_enabled():
@@ -171,10 +175,12 @@ class BlockSeat(Seat):
         frame = self._frame(function, args, kwargs, buffers=buffers, keeping=True)
         out = frame.forward(args, kwargs)
         drew = random.getstate() != python_rng
+        spoken = Spoken()
         try:
             rehearsal = Rehearsal(_DREW) if drew else self._rehearse(frame, out)
         except torch.OutOfMemoryError:
             return out  # recomputed without a verdict; the next run is tried again
+        self.speaks_to = spoken.to()
         if rehearsal.problem is None:
             self.changing = list({*buffers.changed(), *norm_places(self.module)})
             self.trusted = True

@@ -2,15 +2,22 @@
 
 Trains a small encoder on batches of varying length four times: without checkpointing, with every
 block recomputed, with one plan for the longest batch (what a static tool does), and with mimose
-under the same budget. Uses a CUDA device if there is one, the CPU otherwise.
+under the same budget. Uses a CUDA device if there is one, the CPU otherwise. At the end it tells
+what each way cost, and leaves a recording and a page about mimose's own run.
+
+`mimose demo` is the same with live progress.
 """
 
 from __future__ import annotations
 
 import gc
 import random
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -83,6 +90,43 @@ class Block(nn.Module):
 
 
 @dataclass(frozen=True)
+class Moment:
+    """One step of the demo, for whoever watches."""
+
+    round: int
+    rounds: int
+    way: str
+    step: int
+    steps: int
+    length: int
+    plan: str
+    """A letter a block: K kept, r recomputed."""
+    peak_bytes: int
+    budget_bytes: int | None
+
+
+Watcher = Callable[[Moment], None]
+
+
+class Quiet:
+    """Tells each way once, for a terminal that is none."""
+
+    def __init__(self) -> None:
+        self._told: tuple[int, str] | None = None
+
+    def __enter__(self) -> Quiet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __call__(self, moment: Moment) -> None:
+        if self._told != (moment.round, moment.way):
+            self._told = (moment.round, moment.way)
+            print(f"round {moment.round} of {moment.rounds}: {moment.way}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
 class Result:
     """One training run."""
 
@@ -108,8 +152,23 @@ def best_of(rounds: list[Result]) -> Result:
     return replace(rounds[-1], step_seconds=tuple(min(of_step) for of_step in times))
 
 
-def train(shape: Shape, device: torch.device, budget: str | int | None, planner: str) -> Result:
-    """Train from the same start on the same batches; without a budget, as if mimose did not exist.
+@dataclass(frozen=True)
+class Way:
+    """One way to train: without a budget, as if mimose did not exist."""
+
+    name: str
+    planner: str = "keep_all"
+    budget: str | int | None = None
+    record: Path | None = None
+
+    def attach(self, model: nn.Module) -> Mimose | None:
+        if self.budget is None:
+            return None
+        return auto_checkpoint(model, self.budget, planner=self.planner, record=self.record)
+
+
+def train(shape: Shape, device: torch.device, way: Way, watch: Callable[..., None]) -> Result:
+    """Train from the same start on the same batches.
 
     The first steps, on the longest batch, are not timed: they warm up, and tell a static planner
     what it must be prepared for.
@@ -119,7 +178,7 @@ def train(shape: Shape, device: torch.device, budget: str | int | None, planner:
     meter = meter_for(device)
     model = Encoder(shape).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
-    handle = None if budget is None else auto_checkpoint(model, budget, planner=planner)
+    handle = way.attach(model)
     for _ in range(WARM_UP):
         step(model, optimizer, shape, shape.longest, device)
     peak, losses, seconds = 0, [], []
@@ -129,11 +188,21 @@ def train(shape: Shape, device: torch.device, budget: str | int | None, planner:
         began = time.perf_counter()
         losses.append(step(model, optimizer, shape, length, device))
         seconds.append(time.perf_counter() - began)
-        peak = max(peak, meter.read().peak, handle.stats().peak_bytes if handle else 0)
+        highest = max(meter.read().peak, handle.stats().last_real_peak_bytes or 0 if handle else 0)
+        peak = max(peak, highest)
+        watch(number + 1, length, _letters(shape, handle), highest)
     if handle is not None:
+        peak = max(peak, handle.stats().peak_bytes)
         handle.detach()
     meter.close()
     return Result(tuple(seconds), peak, tuple(losses), handle)
+
+
+def _letters(shape: Shape, handle: Mimose | None) -> str:
+    if handle is None:
+        return "K" * shape.layers
+    stats = handle.stats()
+    return str(stats.last_plan) if stats.last_plan else "r" * shape.layers
 
 
 def step(
@@ -153,6 +222,76 @@ def step(
     return loss.item()
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """All four ways, side by side."""
+
+    shape: Shape
+    budget_bytes: int
+    results: dict[str, Result]
+
+    @property
+    def identical(self) -> bool:
+        """Whether every way gave the same losses, bit for bit."""
+        return len({result.losses for result in self.results.values()}) == 1
+
+    def to_plain(self) -> dict[str, Any]:
+        """For machines."""
+        ways = {
+            name: {"seconds": result.seconds, "peak_bytes": result.peak_bytes}
+            for name, result in self.results.items()
+        }
+        return {"budget_bytes": self.budget_bytes, "identical": self.identical, "ways": ways}
+
+
+PLAIN, EVERYTHING, STATIC, OURS = "plain", "everything recomputed", "static plan", "mimose"
+
+
+def compare(watcher: Watcher, record: Path | None = None) -> Outcome:
+    """Train four ways, in turns, so that nobody profits from a warmer machine."""
+    device = the_device()
+    shape = LARGE if device.type == "cuda" else SMALL
+    rounds: dict[str, list[Result]] = {}
+    budget: int | None = None
+
+    def run(way: Way) -> None:
+        def watch(step: int, length: int, plan: str, peak: int) -> None:
+            where = (number, ROUNDS, way.name, step, STEPS + 1)
+            watcher(Moment(*where, length, plan, peak, budget))
+
+        rounds.setdefault(way.name, []).append(train(shape, device, way, watch))
+
+    for number in range(1, ROUNDS + 1):
+        run(Way(PLAIN))
+        run(Way(EVERYTHING, "recompute_all", "100%"))
+        budget = (rounds[PLAIN][0].peak_bytes + rounds[EVERYTHING][0].peak_bytes) // 2
+        run(Way(STATIC, "static", budget))
+        run(Way(OURS, "optimal", budget, record))
+    assert budget is not None
+    return Outcome(shape, budget, {name: best_of(results) for name, results in rounds.items()})
+
+
+def the_device() -> torch.device:
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def tell(outcome: Outcome) -> None:
+    """Print the comparison, what mimose did, and why the longest batch got its plan."""
+    budget, plain = outcome.budget_bytes, outcome.results[PLAIN]
+    print(f"{'':22}{'ms a step':>10}{'× plain':>9}{'peak':>13}   {'budget ' + text_of(budget):16}"
+          f"{'recomputed':>11}")  # fmt: skip
+    for name, result in outcome.results.items():
+        print(row(name, result, plain, budget))
+    same = "identical, bit for bit" if outcome.identical else "NOT identical"
+    print(f"\nThe losses of all four are {same}.")
+    handle = outcome.results[OURS].handle
+    assert handle is not None
+    print(f"\n{handle.stats()}")
+    print("\nThe longest batch, explained:\n")
+    shape = outcome.shape
+    print(handle.explain(torch.zeros(shape.batch, shape.longest, dtype=torch.long)))
+
+
 def row(name: str, result: Result, plain: Result, budget: int) -> str:
     """One line of the table."""
     stats = result.handle.stats() if result.handle else None
@@ -165,36 +304,34 @@ def row(name: str, result: Result, plain: Result, budget: int) -> str:
     )
 
 
-def main() -> None:
+def write_page(path: Path) -> Path:
+    """The page about the recording beside it."""
+    from mimose.page.contents import contents_of
+    from mimose.page.html import page_of
+    from mimose.playback import read_recording
+
+    contents = contents_of(read_recording(path.with_suffix(".jsonl")))
+    path.write_text(page_of(contents, "mimose: demo"), encoding="utf-8")
+    return path.resolve()
+
+
+def main() -> int:
     """Train four times, then compare."""
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    device = the_device()
     shape = LARGE if device.type == "cuda" else SMALL
     print(
         f"An encoder of {shape.layers} blocks, {shape.batch} texts a batch, padded to 24–"
         f"{shape.longest} tokens, on {device}: {STEPS + 1} steps each.\n"
     )
-    ways: dict[str, list[Result]] = {name: [] for name in ("plain", "everything", "static", "ours")}
-    for _ in range(ROUNDS):  # in turns, so that nobody profits from a warmer machine
-        ways["plain"].append(train(shape, device, None, "keep_all"))
-        ways["everything"].append(train(shape, device, "100%", "recompute_all"))
-        budget = (ways["plain"][0].peak_bytes + ways["everything"][0].peak_bytes) // 2
-        ways["static"].append(train(shape, device, budget, "static"))
-        ways["ours"].append(train(shape, device, budget, "optimal"))
-    plain, everything, static, ours = (best_of(rounds) for rounds in ways.values())
-    print(f"{'':22}{'ms a step':>10}{'× plain':>9}{'peak':>13}   {'budget ' + text_of(budget):16}"
-          f"{'recomputed':>11}")  # fmt: skip
-    print(row("plain", plain, plain, budget))
-    print(row("everything recomputed", everything, plain, budget))
-    print(row("static plan", static, plain, budget))
-    print(row("mimose", ours, plain, budget))
-    same = all(run.losses == plain.losses for run in (everything, static, ours))
-    print(f"\nThe losses of all four are {'identical, bit for bit' if same else 'NOT identical'}.")
-    assert ours.handle is not None
-    print(f"\n{ours.handle.stats()}")
-    print("\nThe longest batch, explained:\n")
-    tokens = torch.zeros(shape.batch, shape.longest, dtype=torch.long)
-    print(ours.handle.explain(tokens))
+    page = Path("mimose-demo.html")
+    try:
+        tell(compare(Quiet(), page.with_suffix(".jsonl")))
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    print(f"\nIts report: {write_page(page)}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

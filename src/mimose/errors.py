@@ -5,14 +5,16 @@ MimoseError
 ├── BlocksError         also a ValueError: the blocks cannot be told
 ├── BudgetError         also a ValueError: the budget cannot be read
 ├── ArgumentError       also a ValueError: an unknown planner, collector, …
-└── ConflictError       also a RuntimeError: something else already checkpoints, or
-                        spreads the model in a way that mimose cannot serve
+├── ConflictError       also a RuntimeError: something else already checkpoints, or
+│                       spreads the model in a way that mimose cannot serve
+└── OutOfMemory         also a torch.OutOfMemoryError: not even with every block recomputed
 
 MimoseWarning           a UserWarning: training goes on, and this is what you should know
 """
 
 import warnings
 
+import torch
 from torch.utils.checkpoint import CheckpointError
 
 
@@ -38,6 +40,10 @@ class ArgumentError(MimoseError, ValueError):
 
 class ConflictError(MimoseError, RuntimeError):
     """Something outside mimose's reach already manages these activations."""
+
+
+class OutOfMemory(MimoseError, torch.OutOfMemoryError):
+    """A step does not fit, not even with every block recomputed."""
 
 
 class MimoseWarning(UserWarning):

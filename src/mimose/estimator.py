@@ -272,7 +272,8 @@ class _Fit:
         fitted = self.shape.features(self.points) @ self.coefficients
         above = np.maximum(self.values - fitted, 0)
         by_share = row * (1 + (above / np.maximum(fitted, 1)).max(0))
-        return np.minimum(by_share, row + above.max(0))
+        upper: _Floats = np.minimum(by_share, row + above.max(0))
+        return upper
 
     def _profile(self, size: InputSize, row: _Floats) -> Profile:
         table = row[:-_OF_STEP].reshape(-1, len(_QUANTITIES))
@@ -354,7 +355,7 @@ def _assemble(size: InputSize, row: _Floats, times: _Floats, fixed: tuple[bool, 
     )
     nanoseconds = (times * 1e9).round().astype(np.int64).tolist()
     runs = tuple(
-        RunCost(*costs, time, is_fixed, given)
+        RunCost._make((*costs, time, is_fixed, given))
         for (*costs, given), time, is_fixed in zip(numbers, nanoseconds, fixed, strict=True)
     )
     return Profile(size, runs, *row[-_OF_STEP:].round().astype(np.int64).tolist())

@@ -58,6 +58,9 @@ class Meter(ABC):
     def limit(self, number_of_bytes: int | None) -> None:
         """Let this process hold no more than this; None lifts the limit."""
 
+    def release_cached(self) -> None:  # noqa: B027 (most have no cache)
+        """Give memory that is held but not in use back to the device."""
+
     def close(self) -> None:  # noqa: B027 (most meters count nothing themselves)
         """Stop counting, where counting is this meter's own doing."""
 
@@ -102,6 +105,9 @@ class CudaMeter(Meter):
 
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._index)
+
+    def release_cached(self) -> None:
+        torch.cuda.empty_cache()
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info(self._index)

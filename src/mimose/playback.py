@@ -56,6 +56,7 @@ class Recording:
     steps: list[RecordedStep] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     observations: list[StepObservation] = field(default_factory=list)
+    """What was learned in the regime that the run ended in."""
 
     @property
     def planned(self) -> list[RecordedStep]:
@@ -118,6 +119,7 @@ class _Reader:
     def __init__(self, header: Header) -> None:
         self.recording = Recording(header)
         self._layouts: dict[int, Layout] = {}
+        self._chapters: dict[str, list[StepObservation]] = {}
         self._reserve = 0
 
     def take(self, line: str) -> None:
@@ -126,8 +128,12 @@ class _Reader:
             if "step" in values and "size" in values:
                 self.recording.steps.append(self._step(values))
             elif "observation" in values:
-                plain = values["observation"]
-                self.recording.observations.append(StepObservation.from_plain(plain))
+                observation = StepObservation.from_plain(values["observation"])
+                if values.get("anew"):
+                    self.recording.observations.clear()
+                self.recording.observations.append(observation)
+            elif "regime" in values:
+                self.recording.observations = self._chapters.setdefault(values["regime"], [])
             elif "layout" in values:
                 self._layouts[values["layout"]] = _layout(values["of"])
             elif "event" in values:

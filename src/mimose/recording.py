@@ -5,7 +5,8 @@ One JSON object a line. The first tells what the run is; then, as they happen:
     {"step":12,"at":3.21,"size":[8,123],"plan":"KKrr","base":…,"predicted":…,"peak":…,"held":…,
      "ms":112.3,"again_ms":9.1,"planning_us":41,"reserve":…}     a step; without a plan: observed
     {"layout":1,"of":[["input_ids",2]]}                          a kind of input not met before
-    {"observation":{…}}                                          what the session has learned
+    {"observation":{…},"anew":false}                             what the session has learned
+    {"regime":"…"}                                               what holds from here on is this
     {"event":"recovery","at":3.21,"step":12,"text":"…"}          what people should know
 
 A step's line is made in a few microseconds and written together with others, so up to two seconds
@@ -28,6 +29,7 @@ import torch
 
 from mimose.errors import ArgumentError, warn
 from mimose.inputs import InputSize, Layout
+from mimose.knowledge import Knowledge
 from mimose.observations import StepObservation
 from mimose.plan import Plan
 
@@ -87,6 +89,7 @@ class Recorder:
         self._planning_us = 0.0
         self._reserve: int | None = None
         self._layouts: dict[Layout, str] = {}
+        self._regimes: set[str] = set()
 
     def begins(self, header: Header) -> None:
         """The first training step is about to come."""
@@ -128,16 +131,26 @@ class Recorder:
             f'"ms":{(now - self._opened_at) * 1e3:.2f},"planning_us":{self._planning_us:.0f}}}'
         )
 
-    def learned(self, observation: StepObservation) -> None:
-        """The session knows more than before; such lines rebuild its knowledge."""
-        line = {"observation": observation.to_plain()}
-        self._sink.put(json.dumps(line, separators=(",", ":")))
+    def learned(self, observation: StepObservation, *, anew: bool = False) -> None:
+        """The session knows more than before, or nothing but this; it can be rebuilt from that."""
+        self._learned(observation.to_plain(), anew)
+
+    def enters(self, regime: object, knowledge: Knowledge) -> None:
+        """From here on steps run in this regime, of which so much is known already."""
+        name = str(regime)
+        self._put({"regime": name})
+        if name not in self._regimes:
+            self._regimes.add(name)
+            for plain in knowledge.to_plain()["observations"]:
+                self._learned(plain, anew=False)
+
+    def _learned(self, plain: dict[str, Any], anew: bool) -> None:
+        self._put({"observation": plain, "anew": anew})
 
     def event(self, kind: str, text: str) -> None:
         """Something that people should know has happened."""
         at = round(time.perf_counter() - self._began, 4)
-        line = {"event": kind, "at": at, "step": self._step, "text": text}
-        self._sink.put(json.dumps(line, separators=(",", ":")))
+        self._put({"event": kind, "at": at, "step": self._step, "text": text})
 
     def flush(self) -> None:
         """Write what was put so far."""
@@ -147,9 +160,12 @@ class Recorder:
         """Write the rest. Also done when the recorder is gone or Python ends."""
         self._close()
 
+    def _put(self, line: dict[str, Any]) -> None:
+        self._sink.put(json.dumps(line, separators=(",", ":")))
+
     def _new_layout(self, layout: Layout) -> str:
         index = len(self._layouts)
-        self._sink.put(json.dumps({"layout": index, "of": layout}, separators=(",", ":")))
+        self._put({"layout": index, "of": layout})
         self._layouts[layout] = f'"layout":{index},' if index else ""
         return self._layouts[layout]
 

@@ -26,7 +26,7 @@ class Lookout:
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         parameters = list(model.parameters())
-        self._sample = parameters[:: -(-len(parameters) // _SAMPLE)]
+        self._sample = parameters[:: max(1, -(-len(parameters) // _SAMPLE))]
         self._config = _config_of(model)
         self._device = device.type
 
@@ -36,7 +36,9 @@ class Lookout:
         if torch.is_autocast_enabled(self._device):
             autocast = str(torch.get_autocast_dtype(self._device))
         attention = getattr(self._config, "_attn_implementation", None)
-        return Regime(autocast, str(attention or ""), tuple([p.requires_grad for p in self._sample]))
+        return Regime(
+            autocast, str(attention or ""), tuple([p.requires_grad for p in self._sample])
+        )
 
 
 def _config_of(model: nn.Module) -> Any:

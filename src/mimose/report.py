@@ -32,7 +32,8 @@ class Stats:
     """The most that the allocator has held."""
     budget_bytes: int | None = None
     reserve_bytes: int | None = None
-    margin_bytes: int = 0
+    margin: float = 0.0
+    """What plans leave free beyond predictions, as a share of the predicted rise; learned."""
     prediction_error: float | None = None
     """The estimator's own leave-one-out error of the peak, as a share of it."""
     runs_kept: int = 0
@@ -50,6 +51,10 @@ class Stats:
     last_real_peak_bytes: int | None = None
     worst_shortfall: float = 0.0
     """The most that a predicted peak was under the real one, as a share of it."""
+    recoveries: int = 0
+    """How often memory ran out and a step was run again, by `retry`."""
+    corrections: int = 0
+    """Steps whose plan became stricter while they ran."""
     said_too_little: bool = False
     _began: float | None = field(default=None, repr=False)
 
@@ -74,6 +79,7 @@ class Stats:
 
     def planned_step_over(self, step: PlannedStep, end: Reading, real_peak: int | None) -> None:
         self.planned_steps += 1
+        self.corrections += step.corrected
         self.note_peak(end)
         self.last_plan = step.plan
         self.last_predicted_peak_bytes = step.predicted_peak
@@ -104,7 +110,7 @@ class Stats:
             cache_misses=cache.misses,
             budget_bytes=budget_bytes,
             reserve_bytes=reserve_bytes,
-            margin_bytes=knowledge.margin,
+            margin=knowledge.adaptation.margin,
             prediction_error=knowledge.error,
         )
 
@@ -120,9 +126,7 @@ class Stats:
             + (f", budget {text_of(self.budget_bytes)}" if self.budget_bytes else ""),
         ]
         if self.reserve_bytes is not None:
-            lines.append(
-                f"reserve {text_of(self.reserve_bytes)}, margin {text_of(self.margin_bytes)}"
-            )
+            lines.append(f"reserve {text_of(self.reserve_bytes)}, margin {self.margin:.2%}")
         if self.prediction_error is not None:
             lines.append(f"prediction error (leave one out): {self.prediction_error:.2%}")
         return "\n".join(lines)
@@ -232,7 +236,7 @@ def explain_plan(
         common["base_bytes"] = base_bytes = setting.meter.read().in_use + profile.prelude
     missing = setting.missing_gradient_bytes(setting.missing_gradients())
     profile = profile.in_step(knowledge.born_bytes(pattern, missing), 0, missing)
-    available = setting.available(base_bytes) - knowledge.margin
+    available = int(setting.available(base_bytes) / (1 + knowledge.adaptation.margin))
     strictest = RecomputeAll().plan(profile, available)
     common["blocks"] = tuple(blocks[index] for index, _ in pattern)
     return Explanation(

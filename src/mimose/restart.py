@@ -30,9 +30,7 @@ class Restart:
         kept.take()
         self._parameters = parameters
         self._gradients = {
-            p: (gradient, gradient._version)
-            for p in parameters
-            if (gradient := p.grad) is not None
+            p: (gradient, gradient._version) for p in parameters if (gradient := p.grad) is not None
         }
         self._aside: list[_Aside] = []
 

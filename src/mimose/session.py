@@ -6,6 +6,9 @@ blocks run under it; if not, every block is recomputed and the collector learns.
 backward the step is over, and what it has taught is kept for the next.
 
     batch → InputSize → (PlanCache | Estimator → Profile → Planner) → Plan → blocks → observations
+
+`Scheduler` decides, `Step` carries a decision out, `Setting` knows the device and its bytes. When
+memory runs out all the same, `Mimose.retry` runs the step again under a stricter plan.
 """
 
 from __future__ import annotations
@@ -14,33 +17,39 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from torch import nn
 
 from mimose.attach import Attachment, BlockSeat
 from mimose.blocks import Selector, find_blocks
 from mimose.budget import parse_budget, text_of
+from mimose.buffers import likely_places
 from mimose.collector import Ride, Shuttle, Stale
+from mimose.correction import Watch
 from mimose.errors import ArgumentError, ConflictError, warn
+from mimose.identity import FORMAT, difference, identity_of
 from mimose.inputs import InputSize, SizeFunction, input_size, measured_by
-from mimose.knowledge import Knowledge
 from mimose.memory import Reading
 from mimose.observations import StepObservation
-from mimose.plan import Plan, PlanCache
+from mimose.plan import Plan
 from mimose.planners import Planner, planner_named
+from mimose.ranks import Agreement, several
 from mimose.recording import Header, Recorder
+from mimose.recovery import recover
+from mimose.regime import Regime
 from mimose.report import Explanation, Floor, Stats, explain_plan
+from mimose.restart import Keepsake, Restart
 from mimose.root import RootSeat
+from mimose.scheduler import Decision, Scheduler
 from mimose.setting import Setting
-from mimose.steps import ObservedStep, PlannedStep, Step
+from mimose.steps import ObservedStep, PlannedStep, Step, WatchedStep
 from mimose.trees import bytes_of, tensors_in
 
 log = logging.getLogger("mimose")
 
-_MOST_SURPRISES = 16
-"""How often a block that no plan knew makes the next step an observed one."""
+T = TypeVar("T")
 
 _COLLECTORS: dict[str, type[Ride]] = {"ride": Ride, "shuttle": Shuttle}
 
@@ -115,7 +124,7 @@ class Mimose:
     ) -> None:
         _refuse_data_parallel(model)
         self._budget = parse_budget(memory_budget)
-        self._planner = planner_named(planner)
+        self._scheduler = Scheduler(planner_named(planner))
         if collector not in _COLLECTORS:
             raise ArgumentError(f"collector={collector!r} is neither 'ride' nor 'shuttle'")
         self._collector = _COLLECTORS[collector]
@@ -123,20 +132,19 @@ class Mimose:
         self._measure = input_size
         found = find_blocks(model, blocks=blocks, exclude=exclude)
         self._names = [block.name for block in found]
-        self._knowledge = Knowledge()
-        self._cache = PlanCache()
         self._stale = Stale()
         self._stats = Stats()
         self._step: Step | None = None
         self._last_step: Step | None = None
         self._unread: list[ObservedStep] = []
-        self._surprises = 0
-        self._look_again = False
+        self._loaded: Mapping[str, Any] | None = None
+        self._keepsake: Keepsake | None = None
         self._after_broken_step = False
         self._announced_size: InputSize | None = None
         self._in_use_before: int | None = None
         self._setting: Setting | None = None
         self._attachment: Attachment | None = None
+        self._agreement = Agreement([])
         self._recorder: Recorder | None = None
         self._root = RootSeat(model, self)
         if os.environ.get("MIMOSE_DISABLE", "") not in ("", "0"):
@@ -146,6 +154,7 @@ class Mimose:
         if record is not None:
             self._recorder = Recorder(record)
         self._attachment = Attachment(model, found, self)
+        self._agreement = Agreement(self._attachment.seats)
         self._root.take()
 
     # What people call
@@ -189,8 +198,8 @@ class Mimose:
         """What has happened so far, as values that also read well when printed."""
         self._read_observations()
         return self._stats.filled_in(
-            cache=self._cache,
-            knowledge=self._knowledge,
+            cache=self._scheduler.cache,
+            knowledge=self._scheduler.knowledge,
             budget_bytes=self.budget_bytes,
             reserve_bytes=self._setting.reserve.bytes if self._setting else None,
         )
@@ -204,12 +213,112 @@ class Mimose:
         return explain_plan(
             size=self._size_of(args, kwargs),
             blocks=self._names,
-            knowledge=self._knowledge,
-            planner=self._planner,
+            knowledge=self._scheduler.knowledge,
+            planner=self._scheduler.planner,
             setting=self._setting,
             base_bytes=self._stats.last_base_bytes,
             floor=self._floor(),
         )
+
+    def retry(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call `function`, a forward and a backward; once more if memory runs out.
+
+        Then with more blocks recomputed, and at last with all: random numbers, buffers and
+        gradients are as if the failed attempts had never been. Leave the optimizer's step outside.
+
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        >>> handle = auto_checkpoint(model, "1GiB", blocks=nn.Linear)
+        >>> def step(batch):
+        ...     model(batch).sum().backward()
+        >>> handle.retry(step, torch.ones(2, 4))
+        >>> handle.detach()
+        """
+        if self._attachment is None:
+            return function(*args, **kwargs)
+        return recover(self, function, args, kwargs)
+
+    # What a recovery asks
+
+    @property
+    def in_forward(self) -> bool:
+        """Whether a failure has just left the model's forward, before any backward."""
+        return self._step is None
+
+    def restart(self) -> Restart:
+        """The way back to this moment."""
+        model = self._root.module
+        if self._keepsake is None:
+            device = next(model.parameters()).device
+            self._keepsake = Keepsake(device, likely_places(model, (), {}))
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        return Restart(parameters, self._keepsake)
+
+    def be_as_strict_as(self, strictness: int) -> None:
+        """From now on, plan so strictly."""
+        self._scheduler.strictness = strictness
+
+    def give_up_step(self, why: str) -> bool:
+        """Forget the step that failed; whether it kept anything."""
+        step, self._step, self._announced_size = self._last_step, None, None
+        self._after_broken_step = True
+        self._stats.recoveries += 1
+        self._record_event("recovery", why)
+        log.warning("mimose: memory ran out at input %s: once more, stricter", step and step.size)
+        planned = step if isinstance(step, PlannedStep) else None
+        if self._setting is not None:
+            at = planned.predicted_peak if planned else self._setting.budget_bytes
+            self._setting.failed(at)
+        return planned is not None and bool(planned.plan.kept)
+
+    def does_not_fit(self) -> str:
+        """What cannot be helped, in words and numbers."""
+        size = self._last_step.size if self._last_step else "of unknown size"
+        budget = text_of(self.budget_bytes) if self.budget_bytes else "what is free"
+        base = text_of(self._stats.last_base_bytes)
+        return (
+            f"input {size} does not fit with every block recomputed: the budget is {budget}, of "
+            f"which {base} were in use at the step's start. Raise memory_budget, shorten the "
+            "batch, or split it"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learned: plain numbers and strings, for `load_state_dict` in a later run."""
+        self._read_observations()
+        setting = self._setting
+        if setting is None:
+            return dict(self._loaded) if self._loaded is not None else {"format": FORMAT}
+        return {
+            "format": FORMAT,
+            "identity": identity_of(self._root.module, self._names, setting.device),
+            "chapters": self._scheduler.to_plain(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Know what `state_dict` gave: planning begins with the first step.
+
+        What was learned of another model, device, precision or torch is refused with a warning,
+        and training observes anew.
+        """
+        self._loaded = state
+        if self._setting is not None:
+            self._take_in(state)
+
+    def _take_in(self, state: Mapping[str, Any]) -> None:
+        assert self._setting is not None
+        self._loaded = None
+        present = identity_of(self._root.module, self._names, self._setting.device)
+        if "identity" not in state and state.get("format") == FORMAT:
+            return  # saved before anything was learned
+        reason = difference(state.get("identity", {}), present)
+        if state.get("format") != FORMAT:
+            reason = f"its format is {state.get('format')!r}, not {FORMAT}"
+        try:
+            if reason is None:
+                self._scheduler.take_in(state["chapters"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"it is damaged ({error!r})"
+        if reason is not None:
+            warn(f"what was learned before is of no use: {reason}. Observing anew")
 
     def _floor(self) -> Floor:
         if self._setting is not None:
@@ -243,11 +352,16 @@ class Mimose:
                 self._after_broken_step = step.broken
                 self._step = None
             else:
-                step.another_pass(size)
+                step.another_pass(size, larger=self._is_larger(size, step))
         self._announced_size = size
         self._in_use_before = None
-        if self._setting is not None and not self._knowledge.reaches(size):
+        if self._setting is not None and not self._scheduler.knowledge.reaches(size):
             self._in_use_before = self._setting.meter.read().in_use  # it will be observed
+
+    def _is_larger(self, size: InputSize, step: Step) -> bool:
+        """Whether this is more than the step was planned for; on any rank, where ranks agree."""
+        larger = not size <= step.size
+        return self._agreement.any(larger) if self._agreement.needed else larger
 
     def forward_returned(self, out: Any) -> None:
         """The root's forward is done."""
@@ -271,6 +385,9 @@ class Mimose:
         size = self._announced_size or self._size_of(args, kwargs)
         self._announced_size = None
         self._stale.step_starts()
+        regime = self._setting.lookout.regime()
+        if regime != self._scheduler.regime:
+            self._enter(self._setting, regime)
         reading = self._setting.meter.read()
         began = time.perf_counter()
         step = self._planned(self._setting, size, reading) or self._observed(self._setting, size)
@@ -285,8 +402,23 @@ class Mimose:
         """Settle device and bytes; before the root runs, where FSDP2 gathers its parameters."""
         self._setting = Setting(self._root.module, self._budget, enforce=self._enforce)
         weakref.finalize(self._root.module, self._setting.close)
+        if self._loaded is not None:
+            self._take_in(self._loaded)
         if self._recorder is not None:
             self._recorder.begins(self._header(self._setting))
+
+    def _enter(self, setting: Setting, regime: Regime) -> None:
+        change = self._scheduler.enter(regime)
+        if self._recorder is not None:
+            self._recorder.enters(regime, self._scheduler.knowledge)
+        if change is None:
+            reason = self._scheduler.why_unknown()
+            if reason is not None:
+                warn(f"what was learned before does not hold here: {reason}. Observing anew")
+            return
+        setting.look_again()
+        log.info("mimose: %s", change)
+        self._record_event("regime", change)
 
     def _take_over(self) -> None:
         """From checkpointing that was on before, or that a trainer has switched on since."""
@@ -298,42 +430,37 @@ class Mimose:
 
     def _planned(self, setting: Setting, size: InputSize, reading: Reading) -> PlannedStep | None:
         """The step under the plan for this size, if enough is known of it."""
-        shared = self._knowledge.sharing(size)
-        pattern = self._knowledge.pattern_for(shared)
-        if pattern is None or self._look_again:
-            self._look_again = False
+        decision = self._scheduler.decide(setting, size, reading, self._stale.expected())
+        if several():
+            decision = self._agreed(decision)
+        if decision is None:
             return None
-        setting.note_failures(reading)
-        available = setting.rounded(setting.available(reading.in_use) - self._knowledge.margin)
-        stale = setting.rounded(self._stale.expected())
-        missing = setting.missing_gradients()
-        key = (shared, available, missing, stale, self._knowledge.version)
-        cached = self._cache.get(key)
-        if cached is None:
-            missing_bytes = setting.missing_gradient_bytes(missing)
-            born = self._knowledge.born_bytes(pattern, missing_bytes)
-            plan = self._new_plan(shared, available, (born, stale, missing_bytes))
-            if plan is None:
-                return None
-            cached = self._cache.put(key, plan, pattern)
-            self._say_if_too_little(setting, size, plan, reading)
+        cached = decision.cached
+        if decision.new:
+            self._say_if_too_little(setting, size, cached.plan, reading)
         if isinstance(self._last_step, ObservedStep):
             self._stop_listening()
+        setting.make_room(reading.in_use + cached.plan.peak_bytes, reading)
         start = setting.start_planned_step(reading)
-        return PlannedStep(size, cached.plan, cached.again, start, self._planned_step_over)
+        step = (size, cached.plan, cached.again, start, self._planned_step_over)
+        if decision.watched and cached.profile is not None:
+            profile, available = cached.profile, decision.available_bytes
+            base, at = reading.in_use, decision.watched
+            watch = Watch(setting.meter, base, profile, cached.plan, available, at)
+            planned: PlannedStep = WatchedStep(*step, watch=watch)
+        else:
+            planned = PlannedStep(*step)
+        planned.after_broken, self._after_broken_step = self._after_broken_step, False
+        return planned
 
-    def _new_plan(
-        self, size: InputSize, available: int, in_step: tuple[tuple[int, ...], int, int]
-    ) -> Plan | None:
-        profile = self._knowledge.predict(size)
-        if profile is not None:
-            return self._planner.plan(profile.in_step(*in_step), available)
-        profile = self._knowledge.bound(size)
-        if profile is None:
+    def _agreed(self, decision: Decision | None) -> Decision | None:
+        """What this rank has decided, or what ranks decide together where they must."""
+        if self._agreement.untried:  # the first step tells which blocks speak to other ranks
             return None
-        plan = self._planner.plan(profile.in_step(*in_step), available)
-        # A bound costs more recomputing than needed: better to observe, unless nothing is at stake.
-        return None if self._knowledge.curious and any(plan.recompute) else plan
+        if not self._agreement.needed:
+            return decision
+        again = self._agreement.agree(None if decision is None else decision.cached.again)
+        return None if decision is None or again is None else decision.with_choices(again)
 
     def _observed(self, setting: Setting, size: InputSize) -> ObservedStep:
         setting.meter.reset_peak()
@@ -351,7 +478,7 @@ class Mimose:
             reserve = self._setting.reserve.bytes
             self._recorder.step_over(step.size, None, step.ride.peak, None, reserve)
         if step.ride.born is not None:
-            self._knowledge.note_born(*step.ride.born)
+            self._scheduler.knowledge.note_born(*step.ride.born)
         if self._stats.steps > 1:  # the first has no optimizer state and makes workspaces
             self._unread.append(step)
 
@@ -364,11 +491,10 @@ class Mimose:
             reserve = self._setting.reserve.bytes
             self._recorder.step_over(step.size, step.plan, real, reading.peak_held, reserve)
         self._setting.learn_reserve(reading, real or step.predicted_peak)
-        if real is not None:
-            self._knowledge.peaked(step.size, real - step.predicted_peak)
-        if step.surprised and self._surprises < _MOST_SURPRISES:
-            self._surprises += 1
-            self._look_again = True
+        rise = None if real is None else real - step.start.in_use
+        if not step.after_broken:
+            limit = self._setting.budget_bytes - self._setting.reserve.bytes
+            self._scheduler.step_over(step, rise, limit)
 
     def _read_observations(self) -> None:
         """Learn from observed steps: at once, and again when the device can tell the times."""
@@ -383,12 +509,15 @@ class Mimose:
                 self._learn(observation)
 
     def _learn(self, observation: StepObservation) -> None:
-        was_ready = self._knowledge.ready
-        self._knowledge.learn(observation)
-        self._cache.clear()
+        was_ready = self._scheduler.knowledge.ready
+        void = self._scheduler.learn(observation)
         if self._recorder is not None:
-            self._recorder.learned(observation)
-        if self._knowledge.ready and not was_ready:
+            self._recorder.learned(observation, anew=void)
+        if void:
+            message = f"input {observation.size} no longer takes what it took: observing anew"
+            log.info("mimose: %s", message)
+            self._record_event("regime", message)
+        elif self._scheduler.knowledge.ready and not was_ready:
             self._announce_planning()
 
     # Saying what people should know
@@ -434,7 +563,7 @@ class Mimose:
             setting.device,
             blocks=tuple(self._names),
             budget_bytes=setting.budget_bytes,
-            planner=self._planner,
+            planner=self._scheduler.planner,
             collector=self._collector.__name__.lower(),
             enforce=self._enforce,
             parameter_bytes=setting.parameter_bytes,

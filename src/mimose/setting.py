@@ -9,6 +9,7 @@ from mimose.budget import Budget, Reserve, text_of
 from mimose.clock import Clock
 from mimose.errors import ConflictError, warn
 from mimose.memory import Meter, Reading, meter_for
+from mimose.regime import Lookout
 from mimose.trees import bytes_of
 
 
@@ -21,10 +22,13 @@ class Setting:
     def __init__(self, model: nn.Module, budget: Budget, *, enforce: bool) -> None:
         self.open = True
         self.device = _device_of(model)
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self._sample = self.parameters[:: max(1, len(self.parameters) // 3)]
-        self.parameter_bytes = bytes_of(model.parameters())
-        self.gradient_bytes = bytes_of(self.parameters)
+        self.parameters: list[nn.Parameter] = []
+        self._sample: list[nn.Parameter] = []
+        self._all_parameters = list(model.parameters())
+        self.parameter_bytes = bytes_of(self._all_parameters)
+        self.look_again()
+        self.lookout = Lookout(model, self.device)
+        self._failed_at: int | None = None
         self.clock = Clock(self.device)
         self.meter = meter_for(self.device)
         reading = self.meter.read()
@@ -43,17 +47,41 @@ class Setting:
         self.open = False
         self.meter.limit(None)
         self.meter.close()
-        self.parameters, self._sample = [], []
+        self.parameters, self._sample, self._all_parameters = [], [], []
+        self.lookout = Lookout(nn.Module(), self.device)
 
     def available(self, in_use: int) -> int:
         """Bytes that a step may rise above its start, if so much is in use then."""
         return self.budget_bytes - self.reserve.bytes - in_use
 
-    def note_failures(self, reading: Reading) -> None:
-        """Learn from memory that has run out since the last reading."""
-        if reading.failures > self._last.failures:
-            self.reserve.ran_out(reading.failures - self._last.failures)
-            self._last = reading
+    def note_failures(self, reading: Reading) -> bool:
+        """Learn from memory that has run out since the last reading; whether it has."""
+        if reading.failures == self._last.failures:
+            return False
+        self.reserve.ran_out(reading.failures - self._last.failures)
+        self._last = reading
+        return True
+
+    def make_room(self, predicted_peak: int, reading: Reading) -> None:
+        """Give cached memory back before a step as large as one that has failed because of it.
+
+        The allocator gives it back itself when it runs short, but in the middle of a step what is
+        cached lies between tensors that are in use.
+        """
+        if self._failed_at is not None and predicted_peak >= self._failed_at:
+            if reading.held > reading.in_use:
+                self.meter.release_cached()
+
+    def failed(self, peak_bytes: int) -> None:
+        """A step that was to peak at so much has run out of memory."""
+        self._failed_at = min(peak_bytes, self._failed_at or peak_bytes)
+        self.meter.release_cached()
+
+    def look_again(self) -> None:
+        """Other parameters are trained than before."""
+        self.parameters = [p for p in self._all_parameters if p.requires_grad]
+        self._sample = self.parameters[:: max(1, len(self.parameters) // 3)]
+        self.gradient_bytes = bytes_of(self.parameters)
 
     def rounded(self, number_of_bytes: int) -> int:
         """Down to a multiple of 0.012 % of the budget, so that steps that hardly differ share."""

@@ -44,8 +44,8 @@ class Step(ABC):
     def model_returns(self) -> None:  # noqa: B027 (only observers care)
         """The model's forward is done."""
 
-    def another_pass(self, size: InputSize) -> None:
-        """One more forward begins before the backward."""
+    def another_pass(self, size: InputSize, *, larger: bool) -> None:
+        """One more forward begins before the backward; `larger` than the step was planned for."""
         self._watch_next = True
         if size.layout == self.size.layout:
             self.size = self.size.joined(size)
@@ -136,6 +136,8 @@ class PlannedStep(Step):
         self._again = again
         self.corrected = False
         """Whether its plan became stricter while it ran."""
+        self.after_broken = False
+        """Whether the engine still held memory of a step that broke off, which then dies in it."""
         self.surprised = False
         """Whether a block ran that the plan does not know."""
         self._counts: dict[int, int] = {}
@@ -157,11 +159,11 @@ class PlannedStep(Step):
             return True
         return again
 
-    def another_pass(self, size: InputSize) -> None:
+    def another_pass(self, size: InputSize, *, larger: bool) -> None:
         """A larger second input than the plan was made for: from here on, everything again."""
-        if not size <= self.size:
+        if larger:
             self._again = {}
-        super().another_pass(size)
+        super().another_pass(size, larger=larger)
 
     @property
     def predicted_peak(self) -> int:

@@ -52,7 +52,7 @@ def test_knowledge_rebuilt_from_a_recording_predicts_as_the_session_did(
     rebuilt = recording.knowledge()
     assert rebuilt.ready
     for step in recording.steps:
-        assert rebuilt.predict(step.size) == handle._knowledge.predict(step.size)
+        assert rebuilt.predict(step.size) == handle._scheduler.knowledge.predict(step.size)
 
 
 def test_a_recording_tells_when_planning_began(recorded: tuple[Path, mimose.Mimose]) -> None:

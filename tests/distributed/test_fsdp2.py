@@ -42,10 +42,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "reshard": {"reshard_after_forward": True},
     "keep gathered": {"reshard_after_forward": False},
     "bf16": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)},
-    "bf16 out fp32": {
-        "mp_policy": MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32
-        )
+    "bf16, reduced in fp32": {
+        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     },
 }
 

@@ -65,12 +65,15 @@ def limits(survey: Survey, sizes: Sequence[InputSize], asked: Asked) -> list[Lim
     floor = floor_bytes(survey)
     found = [_in_bytes(survey, text, floor) for text in asked.total]
     low, high = survey.needed_bytes, survey.kept_bytes(survey.largest)
-    for share in asked.between:
-        found.append(_raised(f"between {share:g}", int(low + share * (high - low)), floor))
+    found += [
+        _raised(f"between {share:g}", int(low + share * (high - low)), floor)
+        for share in asked.between
+    ]
     peaks = [survey.kept_bytes(size) for size in sizes]
-    for percent in asked.tight:
-        exceeded = int(np.percentile(peaks, 100 - percent))
-        found.append(_raised(f"tight {percent:g}", exceeded, floor))
+    found += [
+        _raised(f"tight {percent:g}", int(np.percentile(peaks, 100 - percent)), floor)
+        for percent in asked.tight
+    ]
     return list({limit.total_bytes: limit for limit in reversed(found)}.values())[::-1]
 
 

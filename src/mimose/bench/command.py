@@ -20,7 +20,7 @@ from mimose.bench.workloads import task_named
 need("typer")
 import typer  # noqa: E402 (after `need`, which says what to install)
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _STOPPED = 130
 
@@ -62,6 +62,9 @@ def bench(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="the folder for tables and figures")
     ] = None,
+    into: Annotated[
+        Path | None, typer.Option(help="with --report: a page to put the tables into")
+    ] = None,
 ) -> None:
     """Measure training under a memory budget, against peers, on this machine.
 
@@ -69,7 +72,7 @@ def bench(
     """
     try:
         if report:
-            _say(f"written: {write_report(report, output or report[0].with_suffix(''))}")
+            _say(f"written: {write_report(report, output or report[0].with_suffix(''), into)}")
             return
         preset = presets.chosen(quick=quick, full=full)
         asked = Asked(
@@ -81,6 +84,8 @@ def bench(
             asked = Asked(tight=preset.tight)
         if precision not in (None, *PRECISIONS):
             raise BenchError(f"--precision {precision}: it is {', '.join(PRECISIONS)}")
+        for package in ("transformers", "matplotlib", *(("sklearn",) if estimators else ())):
+            need(package)  # before anything is measured, not after
         where = circumstances.settle_device(device)
         program = Program(
             tasks=tuple(map(task_named, _split(tasks) or preset.tasks)),

@@ -22,6 +22,8 @@ from mimose.bench.survey import Survey
 from mimose.bench.workloads import BatchShape
 from mimose.blocks import find_blocks
 from mimose.plan import Plan
+from mimose.planners import Planner
+from mimose.timeline import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,8 @@ class StepNote:
     """How many runs of blocks were recomputed; None if the step was broken off."""
     observed: bool = False
     predicted_bytes: int | None = None
+    real_bytes: int | None = None
+    """The peak of forward and backward, to hold the prediction against."""
     peak_bytes: int = 0
     """A peak that only the contestant saw, since it reset the statistics in the step."""
 
@@ -160,18 +164,19 @@ class TransformersEveryN(_Fixed):
         survey, budget = self.match.survey, self.match.budget_bytes
         assert budget is not None
         for every in range(len(survey.blocks), 1, -1):
-            if survey.plan(survey.largest, budget, _Given(self._choices(every))).fits:
+            if survey.plan(survey.largest, budget, Given(self._choices(every))).fits:
                 return every
         return 1
 
 
-class _Given:
-    """A planner whose plan is given."""
+@final
+class Given(Planner):
+    """A plan that is given, whatever the budget."""
 
     def __init__(self, choices: tuple[bool, ...]) -> None:
         self._choices = choices
 
-    def plan(self, profile: Any, available_bytes: int) -> Plan:
+    def plan(self, profile: Profile, available_bytes: int) -> Plan:
         return Plan.of(profile, self._choices, available_bytes)
 
 

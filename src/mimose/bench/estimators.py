@@ -7,6 +7,7 @@ computed from them.
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import statistics
 import time
@@ -94,33 +95,28 @@ def _ours(train: Sequence[StepObservation]) -> Predict | None:
 
 
 def _estimators() -> dict[str, Callable[[Sequence[StepObservation]], Predict | None]]:
-    need("sklearn")
-    from sklearn.compose import TransformedTargetRegressor
-    from sklearn.linear_model import LinearRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
-    from sklearn.svm import SVR
-    from sklearn.tree import DecisionTreeRegressor
+    linear_model, svm = need("sklearn.linear_model"), need("sklearn.svm")
+    compose, preprocessing = need("sklearn.compose"), need("sklearn.preprocessing")
+    make_pipeline, tree = need("sklearn.pipeline").make_pipeline, need("sklearn.tree")
+    standard = preprocessing.StandardScaler
 
     def polynomial(degree: int) -> Any:
-        return make_pipeline(StandardScaler(), PolynomialFeatures(degree), LinearRegression())
+        return make_pipeline(
+            standard(), preprocessing.PolynomialFeatures(degree), linear_model.LinearRegression()
+        )
 
     found = {
         **{f"polynomial, degree {d}": _regression(polynomial, d) for d in (1, 2, 3)},
         # Inputs and outputs standardised: on raw bytes an SVR predicts next to nothing.
         "SVR": _regression(
-            lambda: TransformedTargetRegressor(
-                make_pipeline(StandardScaler(), SVR()), transformer=StandardScaler()
+            lambda: compose.TransformedTargetRegressor(
+                make_pipeline(standard(), svm.SVR()), transformer=standard()
             )
         ),
-        "decision tree": _regression(DecisionTreeRegressor, random_state=0),
+        "decision tree": _regression(tree.DecisionTreeRegressor, random_state=0),
     }
-    try:
-        from xgboost import XGBRegressor
-    except ImportError:
-        pass
-    else:
-        found["XGBoost"] = _regression(XGBRegressor)
+    if importlib.util.find_spec("xgboost") is not None:
+        found["XGBoost"] = _regression(need("xgboost").XGBRegressor)
     return {**found, "mimose": _ours}
 
 

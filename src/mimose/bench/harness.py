@@ -34,6 +34,7 @@ class Steps:
     peak_bytes: list[int] = field(default_factory=list)
     held_bytes: list[int] = field(default_factory=list)
     predicted_bytes: list[int | None] = field(default_factory=list)
+    real_bytes: list[int | None] = field(default_factory=list)
     recomputed: list[int | None] = field(default_factory=list)
     observed: list[bool] = field(default_factory=list)
     out_of_memory: list[bool] = field(default_factory=list)
@@ -111,7 +112,8 @@ class _Lap:
         self._marks.append((begun, clock.mark()))
         self._losses.append(loss)
         reading = meter.read()
-        self._note(shape, max(reading.peak, note.peak_bytes), reading.peak_held, note, loss is None)
+        peak = max(reading.peak, note.peak_bytes)
+        self._note(shape, peak, max(reading.peak_held, peak), note, loss is None)
 
     def _tried(self, shape: BatchShape, number: int) -> torch.Tensor | None:
         try:
@@ -129,6 +131,7 @@ class _Lap:
         steps.peak_bytes.append(peak)
         steps.held_bytes.append(held)
         steps.predicted_bytes.append(note.predicted_bytes)
+        steps.real_bytes.append(note.real_bytes)
         steps.recomputed.append(note.recomputed)
         steps.observed.append(note.observed)
         steps.out_of_memory.append(failed)

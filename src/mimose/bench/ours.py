@@ -40,17 +40,17 @@ class _Mimose(Contestant):
 
     def __init__(self, match: Match) -> None:
         super().__init__(match)
-        self.fitting, self.predicting, self.planning = Stopwatch(), Stopwatch(), Stopwatch()
+        self.fitting, self.deciding, self.planning = Stopwatch(), Stopwatch(), Stopwatch()
 
     def attach(self, trainee: Trainee) -> None:
         assert self.match.budget_bytes is not None
         self.handle = handle = mimose.auto_checkpoint(
             trainee.model, self.match.budget_bytes, planner=self.planner, collector=self.collector
         )
-        knowledge = handle._knowledge
-        vars(knowledge)["learn"] = self.fitting.around(knowledge.learn)
-        vars(knowledge)["predict"] = self.predicting.around(knowledge.predict)
-        vars(handle._planner)["plan"] = self.planning.around(handle._planner.plan)
+        scheduler = handle._scheduler
+        vars(scheduler)["learn"] = self.fitting.around(scheduler.learn)
+        vars(scheduler)["new_plan"] = self.deciding.around(scheduler.new_plan)
+        vars(scheduler.planner)["plan"] = self.planning.around(scheduler.planner.plan)
         self._observed = self._planned = self._recomputed = 0
 
     def step_over(self) -> StepNote:
@@ -66,7 +66,11 @@ class _Mimose(Contestant):
             runs = len(self.match.survey.observations[0].pattern)
             return StepNote(recomputed=runs, observed=True, peak_bytes=ride.peak if ride else 0)
         if planned:
-            return StepNote(recomputed=recomputed, predicted_bytes=stats.last_predicted_peak_bytes)
+            return StepNote(
+                recomputed=recomputed,
+                predicted_bytes=stats.last_predicted_peak_bytes,
+                real_bytes=stats.last_real_peak_bytes,
+            )
         return StepNote()
 
     def detach(self) -> None:
@@ -81,13 +85,11 @@ class _Mimose(Contestant):
             "cache_misses": stats.cache_misses,
             "fits": self.fitting.count,
             "fit_seconds": self.fitting.seconds,
-            "predictions": self.predicting.count,
-            "predict_seconds": self.predicting.seconds,
             "plans": self.planning.count,
             "plan_seconds": self.planning.seconds,
+            "predict_seconds": self.deciding.seconds - self.planning.seconds,
             "deciding_seconds": stats.planning_seconds,
             "reserve_bytes": stats.reserve_bytes,
-            "margin_bytes": stats.margin_bytes,
             "prediction_error": stats.prediction_error,
         }
 

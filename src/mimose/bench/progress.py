@@ -13,8 +13,8 @@ class Progress:
     A bar where rich is installed and somebody is looking; plain lines otherwise.
     """
 
-    def __init__(self, runs: int) -> None:
-        self._total, self._done = runs, 0
+    def __init__(self, runs: int, done: int = 0) -> None:
+        self._total, self._done = max(runs, done), done
         self._times: dict[str, list[float]] = {}
         self._left: dict[str, int] = {}
         self._bar = _bar(runs)

@@ -1,17 +1,49 @@
-"""Tables and figures from results files."""
+"""Tables and figures from results files, as one page in a folder, and inside another page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from mimose.bench.analysis import Sheet
+from mimose.bench.extras import BenchError
+from mimose.bench.figures import draw_all
 from mimose.bench.records import read
+from mimose.bench.tables import page
+
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 
-def write_report(files: Sequence[Path], folder: Path) -> Path:
-    """Write the report on these files into a folder; its page."""
-    results = [read(path) for path in files]
+def write_report(files: Sequence[Path], folder: Path, into: Path | None = None) -> Path:
+    """Write the report on these files into a folder, and between the marks of `into`."""
+    sheets = [Sheet(read(path)) for path in files]
     folder.mkdir(parents=True, exist_ok=True)
-    page = folder / "README.md"
-    page.write_text(f"{len(results)} files\n", encoding="utf-8")
-    return page
+    drawn = [
+        (path.stem, draw_all(sheet, folder / path.stem))
+        for path, sheet in zip(files, sheets, strict=True)
+    ]
+    written = folder / "README.md"
+    names = ", ".join(path.name for path in files)
+    text = "\n\n".join([*page(sheets), *_figures(drawn, "")])
+    written.write_text(f"# Results of `mimose bench`\n\nFrom {names}.\n\n{text}\n", "utf-8")
+    if into is not None:
+        where = os.path.relpath(folder, into.parent) + "/"
+        _fill(into, "\n\n".join([*page(sheets), *_figures(drawn, where)]))
+    return written
+
+
+def _figures(drawn: Sequence[tuple[str, list[tuple[str, str]]]], where: str) -> Iterator[str]:
+    yield "## Figures"
+    for stem, figures in drawn:
+        for name, caption in figures:
+            yield f"![{caption}]({where}{stem}/{name})\n\n{stem}: {caption}."
+
+
+def _fill(path: Path, text: str) -> None:
+    old = path.read_text("utf-8")
+    if BEGIN not in old or END not in old:
+        raise BenchError(f"{path} has no lines {BEGIN} and {END} to write between")
+    before, _, rest = old.partition(BEGIN)
+    after = rest.partition(END)[2]
+    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", "utf-8")

@@ -53,14 +53,14 @@ class Schedule:
         budgets = sum(map(len, (program.asked.total, program.asked.between, program.asked.tight)))
         free = sum(not kind.budgeted for kind in program.contestants)
         runs = rounds * (free + budgets * (len(program.contestants) - free))
-        self._progress = Progress(runs)
+        self._progress = Progress(runs, len(file.results.records))
         for task in program.tasks:
             self._progress.expect(task.name, runs // len(program.tasks))
 
     def measure(self) -> bool:
         """Everything that the file does not hold yet; whether all is there in the end."""
         try:
-            return all([self._measure(task) for task in self._program.tasks])
+            return all(self._measure(task) for task in self._program.tasks)
         finally:
             self._progress.close()
 
@@ -73,7 +73,7 @@ class Schedule:
         known = self._file.results.records
         missing = [turn for turn in turns if self._key(task, turn) not in known]
         self._progress.expect(task.name, len(missing))
-        return all([self._take(arena, turn) for turn in missing])
+        return all(self._take(arena, turn) for turn in missing)
 
     def turns(self, found: list[Limit]) -> Iterator[Turn]:
         """All runs of a task in their order."""

@@ -18,7 +18,7 @@ import numpy as np
 import mimose
 from mimose.attach import Attachment
 from mimose.bench.arena import Arena, Trainee
-from mimose.bench.playback import Playback, Plans, everything, only
+from mimose.bench.playback import Plans, Playback, everything, only
 from mimose.bench.workloads import BatchShape
 from mimose.blocks import find_blocks
 from mimose.budget import Reserve

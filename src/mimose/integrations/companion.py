@@ -9,7 +9,7 @@ from typing import Any, final
 
 from torch import nn
 
-from mimose.errors import MimoseError, warn
+from mimose.errors import warn
 from mimose.integrations.metrics import Interval
 from mimose.session import Mimose, auto_checkpoint
 
@@ -44,7 +44,8 @@ class Companion:
         if self.handle is None or not self.handle.attached:
             self.handle = auto_checkpoint(model, self._memory_budget, **self._options)
             self._interval = Interval()
-            self._teach()
+            if self._learned:
+                self.handle.load_state_dict(self._learned)
         return self.handle
 
     def end(self) -> None:
@@ -68,8 +69,8 @@ class Companion:
     def load_state_dict(self, learned: dict[str, Any]) -> None:
         """Start from this: now if attached, else with the next run."""
         self._learned = learned
-        if self.attached:
-            self._teach()
+        if self.handle is not None and self.attached:
+            self.handle.load_state_dict(learned)
 
     def save(self, folder: Path) -> None:
         """Beside a trainer's checkpoint."""
@@ -88,15 +89,3 @@ class Companion:
             warn(f"{file} cannot be read ({error}): mimose observes anew. Training goes on")
             return
         self.load_state_dict(learned)
-
-    def _teach(self) -> None:
-        if not self._learned or self.handle is None:
-            return
-        try:
-            self.handle.load_state_dict(self._learned)
-        except MimoseError as error:
-            warn(
-                f"what was learned in an earlier run is of no use here: {error}. mimose observes "
-                "anew, and training goes on"
-            )
-            self._learned = None

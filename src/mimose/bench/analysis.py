@@ -1,0 +1,203 @@
+"""From records to figures: ratios between contestants, overhead, prediction errors.
+
+Ratios are formed within a round and then summed up by their median, with the lowest and the highest
+round beside it. Where a contestant ran out of memory in some step, it did less work than the other:
+then only steps that both finished are compared.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mimose.bench.harness import Run
+from mimose.bench.lineup import CONTESTANTS
+from mimose.bench.records import Results
+from mimose.bench.workloads import TASKS
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of several rounds, and how far they lie apart."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        if not values:
+            return None
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+    def text(self, digits: int = 2, factor: float = 1.0) -> str:
+        middle, low, high = (f"{v * factor:.{digits}f}" for v in (self.median, self.low, self.high))
+        return middle if self.rounds == 1 else f"{middle} ({low}–{high})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """What mimose spends beyond the oracle in one run, in iterations of the oracle."""
+
+    steps: int
+    observed: int
+    """Steps observed."""
+    fits: int
+    plans: int
+    """Plans looked for; all others came from the cache."""
+    collector: float
+    """Observed steps, over what the oracle took for the same steps."""
+    estimator: float
+    planner: float
+    whole: float
+    """The whole run's time over the oracle's: all of the above, and noise."""
+    in_thousand_steps: float
+    """Collector and fits once, a decision a step, and as many more new plans as 1,000 batches of
+    the task have more sizes than this run's."""
+    plan_milliseconds: float | None
+    """Estimate and plan of one new size."""
+
+
+class Sheet:
+    """The questions that tables and figures ask of one results file."""
+
+    def __init__(self, results: Results) -> None:
+        self.results = results
+
+    @property
+    def scale(self) -> int:
+        return int(self.results.conditions["scale"])
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(self.results.surveys)
+
+    def limits(self, task: str) -> list[dict[str, Any]]:
+        """The task's budgets that something was run under, the tightest first."""
+        ran = {r.budget_bytes for r in self.results.records.values() if r.task == task}
+        known = {row["total_bytes"]: row for row in reversed(self.results.limits.get(task, []))}
+        return [known[total] for total in sorted(known) if total in ran]
+
+    def contestants(self, task: str) -> list[str]:
+        ran = {r.contestant for r in self.results.records.values() if r.task == task}
+        return [name for name in CONTESTANTS if name in ran]
+
+    def runs(self, task: str, budget: int | None, contestant: str) -> dict[int, Run]:
+        """The runs by round; of contestants that no budget changes, whatever it was."""
+        same = [
+            r
+            for r in self.results.records.values()
+            if r.task == task and r.contestant == contestant and r.run.missing is None
+        ]
+        if CONTESTANTS[contestant].budgeted:
+            same = [r for r in same if r.budget_bytes == budget]
+        same.sort(key=lambda r: -(r.budget_bytes or 0))  # the tightest cap counts
+        return {r.round: r.run for r in same}
+
+    def missing(self) -> dict[tuple[str, str], str]:
+        """Why a contestant did not run on a task."""
+        return {
+            (r.contestant, r.task): r.run.missing
+            for r in self.results.records.values()
+            if r.run.missing is not None
+        }
+
+    def seconds(self, task: str, budget: int | None, contestant: str) -> Spread | None:
+        return Spread.of([r.seconds for r in self.runs(task, budget, contestant).values()])
+
+    def ratio(self, task: str, budget: int | None, one: str, other: str) -> Spread | None:
+        """One's time over the other's, round by round."""
+        mine, its = self.runs(task, budget, one), self.runs(task, budget, other)
+        pairs = [(mine[k], its[k]) for k in sorted(mine.keys() & its.keys())]
+        return Spread.of([r for r in (time_ratio(a, b) for a, b in pairs) if r is not None])
+
+    def out_of_memory(self, task: str, budget: int | None, contestant: str) -> int:
+        """Steps that ran out of memory, in the worst round."""
+        runs = self.runs(task, budget, contestant).values()
+        return max((run.out_of_memory for run in runs), default=0)
+
+    def overhead(self, task: str, budget: int | None, contestant: str) -> list[Overhead]:
+        """What a contestant spends beyond the oracle, round by round."""
+        mine, best = self.runs(task, budget, contestant), self.runs(task, budget, "oracle")
+        rounds = sorted(mine.keys() & best.keys())
+        more = self._sizes(task, 1000) / self._sizes(task, self.results.conditions["steps"])
+        return [_overhead(mine[k], best[k], more) for k in rounds]
+
+    def _sizes(self, task: str, steps: int) -> int:
+        """How many different sizes a run of so many steps has."""
+        c = self.results.conditions
+        shapes = TASKS[task].shapes(steps, scale=c["scale"], small=c["small"], seed=c["seed"])
+        return len(set(shapes))
+
+    def prediction_errors(self, task: str, budget: int | None, contestant: str) -> list[float]:
+        """Predicted over real peak, less one, of the first round's planned steps.
+
+        Of full batches: the run's last has a batch size that was never seen, and is planned for as
+        if it were full.
+        """
+        runs = self.runs(task, budget, contestant)
+        if not runs:
+            return []
+        steps = runs[min(runs)].steps
+        full = max(steps.rows)
+        rows = zip(steps.rows, steps.predicted_bytes, steps.real_bytes, strict=True)
+        return [(p - r) / r for n, p, r in rows if n == full and p is not None and r]
+
+    def loss_difference(self, task: str, budget: int | None, contestant: str) -> float | None:
+        """The largest difference of a step's loss from plain training's, over all rounds."""
+        mine, plain = self.runs(task, budget, contestant), self.runs(task, None, "plain")
+        differences = [
+            abs(a - b)
+            for k in mine.keys() & plain.keys()
+            for a, b in zip(mine[k].steps.loss, plain[k].steps.loss, strict=True)
+            if a is not None and b is not None
+        ]
+        return max(differences, default=None)
+
+
+def time_ratio(one: Run, other: Run) -> float | None:
+    """Whole runs; or, if memory ran out in any, the steps that both finished."""
+    if not one.out_of_memory and not other.out_of_memory:
+        return one.seconds / other.seconds if other.seconds else None
+    failed = zip(one.steps.out_of_memory, other.steps.out_of_memory, strict=True)
+    both = [not a and not b for a, b in failed]
+    mine, its = _total(one.steps.milliseconds, both), _total(other.steps.milliseconds, both)
+    return mine / its if its else None
+
+
+def mean(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return statistics.fmean(known) if known else None
+
+
+def _total(values: Sequence[float], where: Sequence[bool]) -> float:
+    return sum(value for value, counts in zip(values, where, strict=True) if counts)
+
+
+def _overhead(run: Run, oracle: Run, more_sizes: float) -> Overhead:
+    steps = len(run.steps.milliseconds)
+    iteration = oracle.seconds / steps
+    observed, spent = run.steps.observed, run.spent
+    extra = _total(run.steps.milliseconds, observed) - _total(oracle.steps.milliseconds, observed)
+    collector = extra / 1e3 / iteration
+    fitting, predicting = spent["fit_seconds"] / iteration, spent["predict_seconds"] / iteration
+    deciding = spent["deciding_seconds"] / iteration
+    new = spent["plan_seconds"] + spent["predict_seconds"]
+    return Overhead(
+        steps=steps,
+        observed=spent["observed_steps"],
+        fits=spent["fits"],
+        plans=spent["plans"],
+        collector=collector,
+        estimator=fitting + predicting,
+        planner=max(0.0, deciding - predicting),
+        whole=(run.seconds - oracle.seconds) / iteration,
+        in_thousand_steps=collector
+        + fitting
+        + max(0.0, deciding - new / iteration) * 1000 / steps
+        + new / iteration * more_sizes,
+        plan_milliseconds=1e3 * new / spent["plans"] if spent["plans"] else None,
+    )

@@ -1,0 +1,64 @@
+"""What mimose set out to reach, and whether these results show it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mimose.bench.analysis import Sheet, Spread, mean
+from mimose.bench.workloads import PAPER_TASKS
+
+_MEANS = {
+    1: (("torch-all", 0.65), ("static", 0.83), ("oracle", 1.03)),
+    8: (("torch-all", 0.85), ("oracle", 1.02)),
+}
+"""By scale: the mean time over another's, on the paper's tasks."""
+_NEVER_SLOWER = {1: ("paper",), 8: ("static", "paper")}
+_ITERATIONS = 2.0
+
+
+def goals(sheets: Sequence[Sheet]) -> list[list[str]]:
+    """A row a goal: what, the goal, what was measured, whether it is reached."""
+    rows = []
+    for sheet in sheets:
+        where = f"scale {sheet.scale}, paper's tasks"
+        for rival, most in _MEANS.get(sheet.scale, ()):
+            found = mean(ratio.median for ratio in _ratios(sheet, rival))
+            rows.append(_row(f"{where}: mean time / {rival}'s", most, found))
+        for rival in _NEVER_SLOWER.get(sheet.scale, ()):
+            worst = max((ratio.median for ratio in _ratios(sheet, rival)), default=None)
+            rows.append(_row(f"{where}: highest time / {rival}'s", 1.0, worst))
+        spent = [
+            each.in_thousand_steps
+            for task, budget in _cells(sheet)
+            for each in sheet.overhead(task, budget, "mimose")
+        ]
+        rows.append(
+            _row(f"{where}: iterations beyond the oracle in 1,000", _ITERATIONS, mean(spent))
+        )
+        rows.append(_failures(sheet, where))
+    return rows
+
+
+def _row(what: str, most: float, found: float | None) -> list[str]:
+    if found is None:
+        return [what, f"at most {most:g}", "–", "not measured"]
+    return [what, f"at most {most:g}", f"{found:.3f}", "reached" if found <= most else "missed"]
+
+
+def _failures(sheet: Sheet, where: str) -> list[str]:
+    ours, papers = (
+        sum(sheet.out_of_memory(task, budget, name) for task, budget in _cells(sheet))
+        for name in ("mimose", "paper")
+    )
+    met = "reached" if not ours else "missed"
+    return [f"{where}: steps out of memory", "0", f"{ours} (the paper's system: {papers})", met]
+
+
+def _cells(sheet: Sheet) -> list[tuple[str, int]]:
+    tasks = [task for task in sheet.tasks if task in PAPER_TASKS]
+    return [(task, limit["total_bytes"]) for task in tasks for limit in sheet.limits(task)]
+
+
+def _ratios(sheet: Sheet, rival: str) -> list[Spread]:
+    found = (sheet.ratio(task, budget, "mimose", rival) for task, budget in _cells(sheet))
+    return [ratio for ratio in found if ratio is not None]

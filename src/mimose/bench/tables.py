@@ -1,0 +1,245 @@
+"""Markdown tables of results files."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from mimose.bench.analysis import Sheet, Spread, mean
+from mimose.bench.goals import goals
+from mimose.bench.workloads import PAPER_TASKS
+from mimose.budget import text_of
+
+_RIVALS = ("torch-all", "hf", "hf-every-n", "static", "paper", "oracle", "plain")
+_GIB = 1 << 30
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def page(sheets: Sequence[Sheet]) -> Iterator[str]:
+    """All tables, one paragraph each."""
+    for sheet in sheets:
+        yield f"## {_title(sheet)}"
+        yield _circumstances(sheet)
+        yield "### Against the others"
+        yield (
+            "Time of mimose over that of the other, whole runs, observing and planning included: "
+            "below 1 mimose is faster. Medians over rounds, the lowest and highest round in "
+            "brackets. Where somebody ran out of memory, the steps that both finished."
+        )
+        yield ratios(sheet)
+        yield "### Everybody"
+        yield times(sheet)
+        yield from _absent(sheet)
+        yield "### What deciding costs"
+        yield (
+            "In iterations of the oracle. Collector: observed steps beyond what the oracle took "
+            "for them; estimator: fitting and predicting; planner: from a step's first block to "
+            "its plan, predicting aside. Host time counts in full, also where the device was busy "
+            "meanwhile. The whole difference holds the machine's noise as well."
+        )
+        yield overhead(sheet)
+        if sheet.results.estimators:
+            yield "### Estimators"
+            yield (
+                "Of the peak above the step's start with everything kept, at sizes that were not "
+                "among the samples; the smallest and the largest size always were."
+            )
+            yield estimators(sheet)
+            yield "Mean error by the number of samples, averaged over the tasks:"
+            yield samples(sheet)
+    yield "## Goals, and the paper's numbers"
+    yield table(["", "goal", "here", ""], goals(sheets))
+    yield papers_numbers(sheets)
+
+
+def ratios(sheet: Sheet) -> str:
+    """mimose's time over everybody's."""
+    ran = {name for task in sheet.tasks for name in sheet.contestants(task)}
+    rivals = [name for name in _RIVALS if name in ran]
+    rows, found = [], []
+    for task in sheet.tasks:
+        for limit in sheet.limits(task):
+            cells = [sheet.ratio(task, limit["total_bytes"], "mimose", name) for name in rivals]
+            rows.append([task, _limit_text(limit), *(c.text() if c else "–" for c in cells)])
+            if task in PAPER_TASKS:
+                found.append(cells)
+    if len(found) > 1:
+        columns = zip(*found, strict=True)
+        means = [mean(c.median for c in column if c is not None) for column in columns]
+        cells_of_mean = [f"**{m:.3f}**" if m is not None else "–" for m in means]
+        rows.append(["**paper's tasks, mean**", "", *cells_of_mean])
+    return table(["task", "budget", *(f"/ {name}" for name in rivals)], rows)
+
+
+def times(sheet: Sheet) -> str:
+    """Every contestant: time, memory, what it recomputed, what went wrong."""
+    rows = []
+    for task in sheet.tasks:
+        for limit in sheet.limits(task):
+            budget = limit["total_bytes"]
+            for name in sheet.contestants(task):
+                seconds = sheet.seconds(task, budget, name)
+                if seconds is not None:
+                    head = [task, _limit_text(limit), name, seconds.text()]
+                    rows.append([*head, *_details(sheet, task, budget, name)])
+    header = ["task", "budget", "contestant", "seconds", "× plain", "median step, ms"]
+    header += ["out of memory", "peak in use, GiB", "most held / budget", "recomputed"]
+    return table([*header, "largest loss difference"], rows)
+
+
+def _details(sheet: Sheet, task: str, budget: int, name: str) -> list[str]:
+    runs = list(sheet.runs(task, budget, name).values())
+    against = sheet.ratio(task, budget, name, "plain")
+    middle = Spread.of([statistics.median(run.steps.milliseconds) for run in runs])
+    peak = max(max(run.steps.peak_bytes) for run in runs)
+    held = max(max(run.steps.held_bytes) for run in runs)
+    done = [n for run in runs for n in run.steps.recomputed if n is not None]
+    blocks = len(sheet.results.surveys[task].observations[0].pattern)
+    difference = sheet.loss_difference(task, budget, name)
+    return [
+        against.text() if against else "–",
+        middle.text(1) if middle else "–",
+        str(sheet.out_of_memory(task, budget, name)),
+        f"{peak / _GIB:.3f}",
+        f"{held / budget:.3f}",
+        f"{statistics.fmean(done) / blocks:.0%}" if done else "–",
+        f"{difference:.2g}" if difference is not None else "–",
+    ]
+
+
+def overhead(sheet: Sheet) -> str:
+    rows = []
+    for task in sheet.tasks:
+        for limit in sheet.limits(task):
+            for name in ("mimose", "paper"):
+                found = sheet.overhead(task, limit["total_bytes"], name)
+                if not found:
+                    continue
+                columns = [
+                    Spread.of([getattr(each, quantity) for each in found])
+                    for quantity in ("collector", "estimator", "planner", "whole")
+                ]
+                thousand = Spread.of([each.in_thousand_steps for each in found])
+                times = [each.plan_milliseconds for each in found if each.plan_milliseconds]
+                rows.append(
+                    [
+                        *(task, _limit_text(limit), name),
+                        *(str(n) for n in (found[0].steps, found[0].observed, found[0].plans)),
+                        *(c.text(2) if c else "–" for c in columns),
+                        thousand.text(2) if thousand else "–",
+                        f"{statistics.median(times):.2f}" if times else "–",
+                    ]
+                )
+    header = ["task", "budget", "who", "steps", "observed", "new plans", "collector", "estimator"]
+    header += ["planner", "whole difference", "parts in 1,000 steps", "a new plan, ms"]
+    return table(header, rows)
+
+
+def estimators(sheet: Sheet) -> str:
+    """Every estimator with the most samples."""
+    rows = [
+        [
+            *(task, row["estimator"], str(row["samples"])),
+            *(f"{row['fit_ms']:.2f}", f"{row['predict_ms']:.3f}"),
+            *(f"{row['mean_error']:.3%}", f"{row['worst_error']:.3%}"),
+        ]
+        for task, found in sheet.results.estimators.items()
+        for row in found
+        if row["samples"] == max(each["samples"] for each in found)
+    ]
+    header = ["task", "estimator", "samples", "training, ms", "prediction, ms"]
+    return table([*header, "mean error", "worst error"], rows)
+
+
+def samples(sheet: Sheet) -> str:
+    """How the error falls with the number of samples."""
+    found = [row for rows in sheet.results.estimators.values() for row in rows]
+    counts = sorted({row["samples"] for row in found})
+    names = dict.fromkeys(row["estimator"] for row in found)
+    rows = []
+    for name in names:
+        of_name = [row for row in found if row["estimator"] == name]
+        means = [mean(r["mean_error"] for r in of_name if r["samples"] == n) for n in counts]
+        rows.append([name, *("–" if m is None else f"{m:.3%}" for m in means)])
+    return table(["estimator", *(f"{n} samples" for n in counts)], rows)
+
+
+def papers_numbers(sheets: Sequence[Sheet]) -> str:
+    """The paper's number beside ours, where it gives one."""
+    cells = [
+        (sheet, task, limit["total_bytes"])
+        for sheet in sheets
+        for task in sheet.tasks
+        for limit in sheet.limits(task)
+    ]
+    static = mean(r.median for c in cells if (r := c[0].ratio(*c[1:], "mimose", "static")))
+    errors = mean(abs(e) for c in cells for e in c[0].prediction_errors(*c[1:], "mimose"))
+    spent = [o for c in cells for o in c[0].overhead(*c[1:], "mimose")]
+    plans = [o.plan_milliseconds for o in spent if o.plan_milliseconds]
+    parts = mean(o.collector + o.estimator + o.planner for o in spent)
+    reserves = [
+        run.spent["reserve_bytes"] for c in cells for run in c[0].runs(*c[1:], "mimose").values()
+    ]
+    rows = [
+        ["faster than Sublinear (here: `static`)", "17.1 %", _percent(static)],
+        ["faster than DTR", "15.0 %", "not compared"],
+        ["one plan", "under 1 ms", f"{statistics.median(plans):.2f} ms" if plans else "–"],
+        [
+            "prediction error of memory, full batches",
+            "0.3–0.5 %",
+            f"{errors:.2%}" if errors is not None else "–",
+        ],
+        ["overhead in iterations", "3.95", f"{parts:.2f}" if parts is not None else "–"],
+        [
+            "memory held in reserve",
+            "0.5–1 GB",
+            f"{text_of(min(reserves))} to {text_of(max(reserves))}" if reserves else "–",
+        ],
+    ]
+    return table(["", "the paper", "here"], rows)
+
+
+def _percent(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{1 - ratio:.1%}"
+
+
+def _limit_text(limit: dict[str, object]) -> str:
+    number = limit["total_bytes"]
+    assert isinstance(number, int)
+    return f"{limit['label']}, {text_of(number)}" + (" (floor)" if limit["at_floor"] else "")
+
+
+def _title(sheet: Sheet) -> str:
+    conditions = sheet.results.conditions
+    parts = [f"Scale {sheet.scale}"]
+    parts += [conditions[name] for name in ("precision", "attention") if conditions[name]]
+    return ", ".join(parts) + (", small models" if conditions["small"] else "")
+
+
+def _circumstances(sheet: Sheet) -> str:
+    header, conditions = sheet.results.header, sheet.results.conditions
+    commits = sorted({record.commit for record in sheet.results.records.values()})
+    memory = {True: "expandable segments on, ", False: "expandable segments off, ", None: ""}
+    counted = (
+        "On a CPU memory is counted by a dispatch mode, which slows every contestant down alike. "
+        if conditions["device"] == "cpu"
+        else ""
+    )
+    return (
+        f"{header['machine']}, torch {header['torch']}, transformers {header['transformers']}, "
+        f"Python {header['python']}, {memory[header['expandable_segments']]}mimose "
+        f"{header['mimose']}, commit {', '.join(commits)}, {header['date']}. "
+        f"{conditions['steps']} steps a run, AdamW. {counted}All contestants but plain run under "
+        "the allocator's hard limit."
+    )
+
+
+def _absent(sheet: Sheet) -> Iterator[str]:
+    reasons = sheet.missing()
+    if reasons:
+        yield "Not run:"
+        yield "\n".join(f"- {who} on {task}: {why}" for (who, task), why in reasons.items())

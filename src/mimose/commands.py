@@ -1,0 +1,266 @@
+"""The commands of `mimose` that need typer and rich: report, plan, demo."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import mimose
+from mimose.budget import parse_budget
+from mimose.errors import ArgumentError, MimoseError
+from mimose.playback import Recording, is_recording, read_recording
+
+app = typer.Typer(
+    name="mimose",
+    help="Train a PyTorch model under a memory budget: look at runs, ask what-if, try it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+class Format(str, Enum):
+    """What a report can be."""
+
+    html = "html"
+    md = "md"
+    png = "png"
+
+
+def run(words: Sequence[str]) -> int:
+    """Run a command; its exit status."""
+    return guarded(app, words, "mimose")
+
+
+def guarded(commands: typer.Typer, words: Sequence[str], program: str) -> int:
+    """Run a command of these; what its caller can mend is answered in one line."""
+    try:
+        status = commands(args=list(words), prog_name=program, standalone_mode=False)
+    except (MimoseError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        return _refused(program, _in_words(error))
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # not one of click's
+            raise
+        if not error.format_message():  # no arguments at all: its message was the help
+            return 0
+        return _refused(program, f"{error.format_message()} Try: {program} --help")
+    return status if isinstance(status, int) else 0
+
+
+def _refused(program: str, message: str) -> int:
+    print(f"{program}: {message}", file=sys.stderr)
+    return 2
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {(error.strerror or 'cannot be used').lower()}"
+    return str(error)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"mimose {mimose.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+_JSON = typer.Option("--json", help="Print values for machines instead.")
+
+
+@app.command(
+    epilog="Examples: `mimose report run.jsonl` · `mimose report run.jsonl --format png -o run.png`"
+    " · `mimose report run.jsonl --json | jq .peak_bytes`"
+)
+def report(
+    file: Annotated[Path, typer.Argument(help="A recording, or results of mimose bench.")],
+    format: Annotated[Format, typer.Option(help="A page, a text or a picture.")] = Format.html,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write it; - is the terminal.")
+    ] = None,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Make a page of a recorded run, or of benchmark results: it sees which.
+
+    The page is one file and needs no network.
+    """
+    first = _first_line(file)
+    if first.startswith('{"kind":'):
+        _report_on_benchmark(file, output)
+        return
+    if not is_recording(first) and first:
+        raise ArgumentError(
+            f"{file} is neither a recording nor a benchmark's results: record a run with "
+            'auto_checkpoint(..., record="run.jsonl"), or run mimose bench'
+        )
+    from mimose.page.contents import contents_of
+
+    contents = contents_of(_with_steps(read_recording(file), file))
+    if as_json:
+        print(json.dumps(asdict(contents)))
+        return
+    _write_report(contents, file, format, output)
+
+
+def _write_report(contents: Any, file: Path, format: Format, output: Path | None) -> None:
+    from mimose.page.html import page_of
+    from mimose.page.markdown import markdown_of
+
+    target = output or file.with_suffix(f".{format.value}")
+    if format is Format.png:
+        _need_matplotlib()
+        from mimose.page.picture import draw
+
+        draw(contents, target)
+    else:
+        make = page_of if format is Format.html else markdown_of
+        text = make(contents, f"mimose: {file.stem}")
+        if str(target) == "-":
+            print(text, end="")
+            return
+        target.write_text(text, encoding="utf-8")
+    _say(f"written: {target}")
+
+
+def _report_on_benchmark(file: Path, output: Path | None) -> None:
+    from mimose.bench.extras import BenchError
+
+    try:
+        from mimose.bench.report import write_report
+
+        _say(f"written: {write_report([file], output or file.with_suffix(''))}")
+    except BenchError as error:
+        raise ArgumentError(str(error)) from None
+
+
+def _need_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ArgumentError("this needs matplotlib: pip install matplotlib") from None
+
+
+def _first_line(file: Path) -> str:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        return lines.readline(65536)
+
+
+def _with_steps(recording: Recording, file: Path) -> Recording:
+    if not recording.steps:
+        raise ArgumentError(f"{file} has no finished step yet: train a little longer")
+    return recording
+
+
+@app.command(
+    epilog="Examples: `mimose plan run.jsonl` · `mimose plan run.jsonl --budget 4GiB --budget 6GiB`"
+    " · `mimose plan run.jsonl --lengths squad.csv --samples --plot plan.png`"
+)
+def plan(
+    file: Annotated[Path, typer.Argument(help="A recording, or a saved handle.state_dict().")],
+    budget: Annotated[
+        list[str] | None,
+        typer.Option("--budget", "-b", help='A budget to look at, like "6GiB"; may be repeated.'),
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(help='Lengths of batches: "64,128", "24-256", or a file (length[,count]).'),
+    ] = None,
+    samples: Annotated[
+        bool,
+        typer.Option("--samples", help="They are of single samples, padded to a batch's longest."),
+    ] = False,
+    planner: Annotated[str | None, typer.Option(help="Another planner, like greedy.")] = None,
+    floor: Annotated[
+        str | None, typer.Option(help="What is in use before a step; a recording tells it.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw it to this file (.png, .svg).")
+    ] = None,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Ask what other budgets or lengths would cost, without training."""
+    from mimose.asking import Question
+
+    question = Question.about(file, planner, _in_bytes(floor) if floor else None)
+    weights = question.weights(lengths, samples=samples)
+    forecast = question.forecast(weights, [_in_bytes(text) for text in budget or []])
+    if plot is not None:
+        _need_matplotlib()
+        from mimose.page.tradeoff import draw_tradeoff
+
+        draw_tradeoff(question, weights, plot)
+    if as_json:
+        print(json.dumps(asdict(forecast)))
+        return
+    from mimose.terminal import forecast_table
+
+    Console().print(forecast_table(forecast))
+    if plot is not None:
+        _say(f"written: {plot}")
+
+
+def _in_bytes(text: str) -> int:
+    total = parse_budget(text).total_bytes
+    if total is None:
+        raise ArgumentError(f"{text!r}: a file knows no device, so write bytes, like 6GiB")
+    return total
+
+
+@app.command(epilog="Examples: `mimose demo` · `mimose demo --output /tmp/demo.html`")
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where its report goes.")] = Path(
+        "mimose-demo.html"
+    ),
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Train a small encoder four ways and compare: about a minute on a CPU."""
+    from mimose import demo as a_minute
+    from mimose.terminal import LiveDemo
+
+    console = Console(stderr=as_json)
+    live = console.is_terminal and not as_json
+    with LiveDemo(console) if live else a_minute.Quiet() as watcher:
+        outcome = a_minute.compare(watcher, output.with_suffix(".jsonl"))
+    if as_json:
+        print(json.dumps(outcome.to_plain()))
+    else:
+        a_minute.tell(outcome)
+    _say(f"\nIts report: {a_minute.write_page(output)}")
+
+
+@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+def doctor(words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
+    """Look at this machine, and at a model, and say what should be mended."""
+    raise AssertionError("mimose.cli answers this itself, so that it works without extras")
+
+
+@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+def bench(words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
+    """Measure training under a budget, against peers, on this machine."""
+    raise ArgumentError("the benchmark is not part of this installation: use a clone")
+
+
+def _say(line: str) -> None:
+    """For people; standard output is for what was asked for."""
+    print(line, file=sys.stderr)

@@ -1,0 +1,35 @@
+"""Of which model, on which device, something was learned; and why it is of no use for another."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+FORMAT = 1
+
+
+def identity_of(model: nn.Module, blocks: Sequence[str], device: torch.device) -> dict[str, Any]:
+    """What must be the same for knowledge to hold, as plain numbers and strings."""
+    shapes = [(tuple(p.shape), str(p.dtype)) for p in model.parameters()]
+    kinds = [type(module).__name__ for module in model.modules()]
+    return {
+        "blocks": len(blocks),
+        "precision": ", ".join(sorted({dtype for _, dtype in shapes})),
+        "model": hashlib.sha256(repr((list(blocks), shapes, kinds)).encode()).hexdigest()[:16],
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "torch": str(torch.__version__),
+    }
+
+
+def difference(known: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:
+    """Why knowledge of one is of no use for the other, in words; None if it is of use."""
+    for name, value in present.items():
+        if known.get(name) != value:
+            if name == "model":
+                return "it is of a model with other modules or parameters"
+            return f"its {name} is {known.get(name)!r}, here it is {value!r}"
+    return None

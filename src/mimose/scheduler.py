@@ -1,0 +1,230 @@
+"""From a batch's size and the memory in use to a plan, and what steps teach about that.
+
+The paper's scheduler with its plan cache. What is known of the model is kept apart by regime: a
+layer unfrozen, another attention implementation or autocast switched on begins a new chapter, and
+going back to an earlier one needs no observing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mimose.inputs import InputSize
+from mimose.knowledge import Knowledge
+from mimose.memory import Reading
+from mimose.observations import Run, StepObservation
+from mimose.plan import CachedPlan, Plan, PlanCache
+from mimose.planners import Optimal, Planner, RecomputeAll
+from mimose.regime import Regime
+from mimose.setting import Setting
+from mimose.steps import PlannedStep
+from mimose.timeline import Profile
+
+log = logging.getLogger("mimose")
+
+_MOST_SURPRISES = 16
+"""How often a block that no plan knew, or a doubt, makes the next step an observed one."""
+_MOST_REGIMES = 8
+_PROBE_EVERY = 16
+"""How many planned steps there are to one whose memory is compared with the timeline."""
+_AT_STAKE = 0.7
+"""The share of the limit from which on a doubt matters even if nothing is recomputed."""
+_NEAR = 0.9
+"""The share of what is available from which on a doubtful plan is watched."""
+
+AS_PLANNED, STRICTER, EVERYTHING = range(3)
+"""How strict a plan must be: after a failure, halfway to everything, then everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The plan for a step, and at which of its runs to compare memory with the timeline."""
+
+    cached: CachedPlan
+    available_bytes: int
+    watched: range
+    new: bool
+
+    def with_choices(self, again: Mapping[Run, bool]) -> Decision:
+        """The same step under other choices. Nobody watches it: they are not to be corrected."""
+        plan, profile = self.cached.plan, self.cached.profile
+        choices = tuple(again.values())
+        if choices == plan.recompute:
+            return replace(self, watched=range(0))
+        if profile is not None:
+            plan = Plan.of(profile, choices, self.available_bytes)
+        return replace(self, cached=CachedPlan(plan, again, profile), watched=range(0))
+
+
+class Scheduler:
+    """Decides what each step recomputes."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+        self.cache = PlanCache()
+        self.knowledge = Knowledge()
+        self.strictness = AS_PLANNED
+        self._known: dict[Regime, Knowledge] = {}
+        self._regime: Regime | None = None
+        self._surprises = 0
+        self._look_again = False
+        self._planned = 0
+
+    def enter(self, regime: Regime) -> str | None:
+        """A step runs in this regime; what is different from the last one's, if anything is."""
+        former, self._regime = self._regime, regime
+        if regime not in self._known:
+            self._known[regime] = Knowledge()
+            while len(self._known) > _MOST_REGIMES:
+                del self._known[next(iter(self._known))]
+        self.knowledge = self._known[regime]
+        return None if former is None else _difference(former, regime)
+
+    @property
+    def regime(self) -> Regime | None:
+        return self._regime
+
+    def decide(
+        self, setting: Setting, size: InputSize, reading: Reading, stale_bytes: int
+    ) -> Decision | None:
+        """The plan for a step of this size, if enough is known of it."""
+        knowledge = self.knowledge
+        shared = knowledge.sharing(size)
+        pattern = knowledge.pattern_for(shared)
+        if self.strictness == EVERYTHING:
+            return self._everything()
+        if pattern is None or self._look_again:
+            self._look_again = False
+            return None
+        if setting.note_failures(reading):
+            knowledge.adaptation.ran_out()
+        available = setting.available(reading.in_use)
+        if knowledge.adaptation.margin:
+            available = int(available / (1 + knowledge.adaptation.margin))
+        available = setting.rounded(available)
+        stale = setting.rounded(stale_bytes)
+        missing = setting.missing_gradients()
+        key = (shared, available, missing, stale, knowledge.mark, self.strictness)
+        cached, new = self.cache.get(key), False
+        if cached is None:
+            missing_bytes = setting.missing_gradient_bytes(missing)
+            born = knowledge.born_bytes(pattern, missing_bytes)
+            made = self.new_plan(shared, available, (born, stale, missing_bytes))
+            if made is None:
+                return None
+            cached, new = self.cache.put(key, made[0], pattern, made[1]), True
+        return Decision(cached, available, self._watched(setting, size, cached, available), new)
+
+    def new_plan(
+        self, size: InputSize, available: int, in_step: tuple[tuple[int, ...], int, int]
+    ) -> tuple[Plan, Profile] | None:
+        """A plan, and the profile it was made from; None if it is better to observe."""
+        profile = self.knowledge.predict(size)
+        exact = profile is not None
+        profile = profile or self.knowledge.bound(size)
+        if profile is None:
+            return None
+        profile = profile.in_step(*in_step)
+        plan = self.planner.plan(profile, available)
+        # A bound costs more recomputing than needed: better to observe, unless nothing is at stake.
+        if not exact and self.knowledge.curious and any(plan.recompute):
+            return None
+        if self.strictness == STRICTER:
+            least = RecomputeAll().plan(profile, available).peak_bytes
+            plan = Optimal().plan(profile, min(available, (least + plan.peak_bytes) // 2))
+        return plan, profile
+
+    def _everything(self) -> Decision:
+        """Whatever runs is recomputed."""
+        return Decision(CachedPlan(Plan((), 0, 0.0, False), {}), 0, range(0), False)
+
+    def _watched(
+        self, setting: Setting, size: InputSize, cached: CachedPlan, available: int
+    ) -> range:
+        """The runs at which memory is looked at: all in doubt, the last one now and then."""
+        runs = len(cached.plan.recompute)
+        if not cached.plan.kept or cached.profile is None:
+            return range(0)
+        if self.knowledge.doubtful(size):
+            return range(runs if cached.plan.peak_bytes > _NEAR * available else 0)
+        self._planned += 1
+        due = self._planned % _PROBE_EVERY == 0 and not setting.meter.private
+        return range(runs - 1, runs) if due else range(0)
+
+    def step_over(self, step: PlannedStep, real_rise: int | None, limit: int) -> None:
+        """A planned step rose so far above its start; None if nobody could see.
+
+        A doubt counts if something is at stake: a block recomputed, or memory near the limit.
+        """
+        knowledge = self.knowledge
+        if not step.corrected and step.plan.recompute:
+            knowledge.peaked(step.size, step.plan.peak_bytes, real_rise)
+            if not knowledge.doubtful(step.size):
+                knowledge.adaptation.note_difference(step.difference)
+        near = step.start.in_use + max(step.plan.peak_bytes, real_rise or 0) > _AT_STAKE * limit
+        at_stake = near or any(step.plan.recompute)
+        doubt = knowledge.adaptation.in_doubt and not knowledge.doubtful(step.size) and at_stake
+        if (step.surprised or doubt) and self._surprises < _MOST_SURPRISES:
+            self._surprises += 1
+            self._look_again = True
+
+    def learn(self, observation: StepObservation) -> bool:
+        """Take an observation in; whether it made what was known void."""
+        adaptation = self.knowledge.adaptation
+        doubted = adaptation.in_doubt
+        void = self.knowledge.learn(observation, doubted=doubted)
+        if void:
+            self.knowledge.adaptation = type(adaptation)()
+        elif doubted:
+            adaptation.reassured()
+        return void
+
+    def to_plain(self) -> list[dict[str, Any]]:
+        """What is known, by regime; plain numbers and strings."""
+        return [
+            {"regime": _plain(regime), "knowledge": knowledge.to_plain()}
+            for regime, knowledge in self._known.items()
+            if knowledge.version
+        ]
+
+    def take_in(self, plain: list[Mapping[str, Any]]) -> None:
+        """Know again what `to_plain` gave."""
+        for chapter in plain:
+            regime = Regime(
+                str(chapter["regime"]["autocast"]),
+                str(chapter["regime"]["attention"]),
+                tuple(map(bool, chapter["regime"]["trained"])),
+            )
+            self._known[regime] = Knowledge.from_plain(chapter["knowledge"])
+        self.cache.clear()
+        if self._regime is not None:
+            self.enter(self._regime)
+
+    def why_unknown(self) -> str | None:
+        """Why what was taken in does not serve the present regime; None if it does."""
+        others = [r for r, k in self._known.items() if k.version and r != self._regime]
+        if self.knowledge.version or self._regime is None or not others:
+            return None
+        return _difference(others[-1], self._regime)
+
+
+def _plain(regime: Regime) -> dict[str, Any]:
+    return {**regime._asdict(), "trained": list(regime.trained)}
+
+
+def _difference(former: Regime, regime: Regime) -> str | None:
+    """What has changed from one regime to another, in words."""
+    changes = [
+        f"{name} was {before or 'off'}, now is {after or 'off'}"
+        for name, before, after in (
+            ("autocast", former.autocast, regime.autocast),
+            ("the attention implementation", former.attention, regime.attention),
+        )
+        if before != after
+    ]
+    if former.trained != regime.trained:
+        changes.append("other parameters are trained")
+    return "; ".join(changes) or None

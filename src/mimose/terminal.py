@@ -1,0 +1,115 @@
+"""What rich draws in a terminal: tables, and the demo while it runs."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from mimose.budget import text_of
+from mimose.demo import Moment
+from mimose.whatif import Forecast, Row
+
+_WIDTH = 44
+
+
+def forecast_table(forecast: Forecast) -> RenderableType:
+    """Budgets and what each would mean."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("budget", "ms a step", "recomputing", "blocks recomputed", "do not fit"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if forecast.dimension is not None:
+        table.add_column(f"largest n of {forecast.dimension}", justify="right")
+    table.add_column(f"largest batch at {forecast.largest}", justify="right")
+    for row in forecast.rows:
+        table.add_row(*_cells(row, forecast.dimension is not None))
+    return Group(table, *(Text(line) for line in _remarks(forecast)))
+
+
+def _cells(row: Row, has_lengths: bool) -> list[str]:
+    cells = [
+        text_of(row.budget_bytes),
+        "–" if row.step_seconds is None else f"{row.step_seconds * 1e3:.1f}",
+        f"{row.recompute_seconds * 1e3:.1f}",
+        f"{row.recomputed_share:.0%}",
+        f"{row.too_large_share:.0%}" if row.too_large_share else "–",
+    ]
+    if has_lengths:
+        reach = row.largest
+        about = "about " if reach and reach.extrapolated else ""
+        cells.append(f"{about}{reach.length}" if reach else "–")
+    cells.append("–" if row.largest_batch is None else f"about {row.largest_batch}")
+    return cells
+
+
+def _remarks(forecast: Forecast) -> list[str]:
+    lines = [
+        f"{forecast.sizes} sizes, the largest {forecast.largest}. Below "
+        f"{text_of(forecast.least_budget_bytes)} it does not fit, whatever is recomputed; from "
+        f"{text_of(forecast.easy_budget_bytes)} on everything is kept."
+    ]
+    if forecast.beyond_share > 0:
+        lines.append(
+            f"{forecast.beyond_share:.1%} of the steps are larger than anything that was seen, and "
+            "are left out."
+        )
+    return lines
+
+
+class LiveDemo:
+    """The demo while it runs: step, length, what each block does, memory against the budget."""
+
+    def __init__(self, console: Console) -> None:
+        # Refreshed between steps alone, so that drawing is not part of what is timed.
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> LiveDemo:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def __call__(self, moment: Moment) -> None:
+        self._live.update(_moment(moment), refresh=True)
+
+
+def _moment(moment: Moment) -> RenderableType:
+    lines = Table.grid(padding=(0, 2))
+    lines.add_row(
+        Text(f"round {moment.round} of {moment.rounds}", style="dim"),
+        Text(moment.way, style="bold"),
+    )
+    lines.add_row("step", f"{moment.step} of {moment.steps}, {moment.length} tokens")
+    lines.add_row("blocks", _blocks(moment.plan))
+    lines.add_row("memory", _bar(moment.peak_bytes, moment.budget_bytes))
+    return lines
+
+
+def _blocks(plan: str) -> Text:
+    bar = Text()
+    for letter in plan:
+        bar.append("██ ", style={"K": "blue", "r": "dark_orange"}.get(letter, "bright_black"))
+    bar.append("kept ", style="blue")
+    bar.append("recomputed", style="dark_orange")
+    return bar
+
+
+def _bar(peak: int, budget: int | None) -> Text:
+    if budget is None:
+        return Text(f"{text_of(peak)}, no budget yet", style="dim")
+    filled = min(_WIDTH, round(_WIDTH * peak / budget))
+    over = peak > budget
+    bar = Text("█" * filled, style="red" if over else "cyan")
+    bar.append("░" * (_WIDTH - filled), style="bright_black")
+    bar.append(f" {text_of(peak)} of {text_of(budget)}" + (": over" if over else ""))
+    return bar

@@ -1,0 +1,63 @@
+"""Accelerate trains under mimose as without, whichever of `prepare` and attaching comes first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from rise import budget_for, rise_of
+
+import mimose
+import models
+import training
+
+
+def train(attach: str, budget: int = 0) -> tuple[list[float], mimose.Mimose | None]:
+    """bf16 autocast, two micro-batches a step, gradients clipped."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2)
+    torch.manual_seed(0)
+    model, batches = models.Encoder(4), training.texts(training.lengths(14))
+    handle = mimose.auto_checkpoint(model, budget) if attach == "before" else None
+    prepared, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-3))
+    if attach == "after":
+        handle = mimose.auto_checkpoint(prepared, budget)
+    torch.manual_seed(1)
+    losses = []
+    for batch in batches:
+        with accelerator.accumulate(prepared):
+            loss = models.loss_of(prepared, batch)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    if handle is not None:
+        handle.detach()
+    return losses, handle
+
+
+@pytest.mark.parametrize("attach", ["before", "after"])
+def test_training_is_the_same_whichever_comes_first(attach: str) -> None:
+    plain, _ = train("never")
+    budget = budget_for(rise_of(lambda: train("never")), 0.6)
+    losses, handle = train(attach, budget)
+    assert handle is not None
+    stats = handle.stats()
+    assert losses == plain
+    assert stats.runs_kept
+    assert stats.runs_recomputed
+    assert stats.peak_bytes <= budget
+
+
+def test_model_is_saved_and_unwrapped_as_ever() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = models.Encoder(2)
+    names = list(model.state_dict())
+    with mimose.auto_checkpoint(model, "1GiB"):
+        prepared = accelerator.prepare(model)
+        assert accelerator.unwrap_model(prepared) is model
+        assert list(accelerator.get_state_dict(prepared)) == names
