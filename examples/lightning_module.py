@@ -1,6 +1,6 @@
 """Lightning within a memory budget, on texts of varying length.
 
-    python examples/lightning_module.py --memory-budget 20MiB
+Run `python examples/lightning_module.py --memory-budget 20MiB`.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A training loop of one's own, within a memory budget.
 
-    python examples/plain_loop.py --memory-budget 20MiB
+Run `python examples/plain_loop.py --memory-budget 20MiB`.
 """
 
 import argparse
@@ -33,7 +33,6 @@ def main() -> None:
     parser.add_argument("--memory-budget", default="8GiB" if CUDA else "20MiB")
     parser.add_argument("--steps", type=int, default=100 if CUDA else 12)
     parser.add_argument("--width", type=int, default=1024 if CUDA else 64)
-    parser.add_argument("--longest", type=int, default=1024 if CUDA else 128)
     options = parser.parse_args()
 
     device = torch.device("cuda" if CUDA else "cpu")
@@ -43,7 +42,7 @@ def main() -> None:
     handle = mimose.auto_checkpoint(model, options.memory_budget)  # the one line that matters
 
     for step in range(options.steps):
-        length = random.randint(options.longest // 8, options.longest)
+        length = random.randint(100, 1000) if CUDA else random.randint(16, 128)
         tokens = torch.randint(0, 1000, (8, length), device=device)
         labels = torch.randint(0, 2, (8,), device=device)
         loss = nn.functional.cross_entropy(model(tokens), labels)
@@ -52,8 +51,7 @@ def main() -> None:
         optimizer.zero_grad()
         print(f"step {step}: length {length}, loss {loss.item():.3f}, {handle.stats().last_plan}")
 
-    print(handle.explain(tokens))
-    print(handle.stats())
+    print(handle.explain(tokens), handle.stats(), sep="\n\n")
 
 
 if __name__ == "__main__":

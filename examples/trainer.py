@@ -1,6 +1,6 @@
 """transformers' Trainer within a memory budget, on texts of varying length.
 
-    python examples/trainer.py --memory-budget 16MiB
+Run `python examples/trainer.py --memory-budget 16MiB`.
 """
 
 import argparse

@@ -21,7 +21,7 @@ class Ambient:
     __slots__ = ("autocast", "device", "generators", "sdpa")
 
     def __init__(self, tensors: list[torch.Tensor], *, preserve_rng: bool) -> None:
-        self.generators = _generator_states(tensors) if preserve_rng else []
+        self.generators = generator_states(tensors) if preserve_rng else []
         self.autocast = _autocast_state()
         self.sdpa = _sdpa_state()
         self.device = _default_device()
@@ -63,7 +63,8 @@ def is_foreign(tensors: list[torch.Tensor]) -> bool:
     return any(t.device.type not in ("cpu", "cuda", "meta") for t in tensors)
 
 
-def _generator_states(tensors: list[torch.Tensor]) -> list[tuple[torch.Generator, torch.Tensor]]:
+def generator_states(tensors: list[torch.Tensor]) -> list[tuple[torch.Generator, torch.Tensor]]:
+    """The generators that a call with these tensors may draw from, and their states."""
     generators = [torch.default_generator]
     if torch.cuda.is_initialized():
         devices = {t.device.index for t in tensors if t.is_cuda}

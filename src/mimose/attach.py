@@ -25,6 +25,7 @@ from mimose.errors import ConflictError, warn
 from mimose.ranks import Spoken
 from mimose.recompute import Frame, foreign_hooks
 from mimose.rehearsal import Rehearsal
+from mimose.rescue import Guard
 from mimose.takeover import Takeover
 
 
@@ -33,6 +34,9 @@ class Director(Protocol):
 
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         """Whether this run of the block keeps nothing and recomputes."""
+
+    def ran_out(self, seat: BlockSeat) -> None:
+        """Memory ran out while the block, guarded, was to be kept: it is recomputed instead."""
 
 
 class Seat:
@@ -90,6 +94,7 @@ class BlockSeat(Seat):
         "changing",
         "director",
         "early_stop",
+        "guarded",
         "index",
         "listener",
         "name",
@@ -112,6 +117,8 @@ class BlockSeat(Seat):
         """Where a cache may stand among the arguments; None if no cache is expected."""
         self.trusted: bool | None = None
         """Whether it can be recomputed; not known before its first run."""
+        self.guarded = False
+        """Whether the coming run, if it is kept, is near the limit; the director sets it."""
         self.early_stop = True
         self.changing: list[Place] = []
         self.speaks_to: frozenset[int] = frozenset()
@@ -126,6 +133,8 @@ class BlockSeat(Seat):
             args, kwargs = _without_cache(self.module, self.cache_positions, args, kwargs)
         if self.director.recompute(self, args, kwargs) and self.trusted is not False:
             out = self._recomputed(args, kwargs)
+        elif self.guarded and self.trusted:
+            out = self._kept_if_it_fits(args, kwargs)
         else:
             out = self.plain(args, kwargs)
         if self.listener is not None:
@@ -134,6 +143,17 @@ class BlockSeat(Seat):
             after, self.after = self.after, None
             after((args, kwargs), out)
         return out
+
+    def _kept_if_it_fits(self, args: Any, kwargs: Any) -> Any:
+        guard = Guard(self.changing, args, kwargs)
+        try:
+            return self.plain(args, kwargs)
+        except Exception as error:
+            if not guard.can_help(error):
+                raise
+            guard.rewind(error)
+        self.director.ran_out(self)
+        return self._recomputed(args, kwargs)
 
     def _recomputed(self, args: Any, kwargs: Any) -> Any:
         if self.compiled is not None:
@@ -245,6 +265,9 @@ class _Everything:
 
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         return True
+
+    def ran_out(self, seat: BlockSeat) -> None:
+        raise AssertionError("nothing is kept")
 
 
 RECOMPUTE_EVERYTHING: Director = _Everything()

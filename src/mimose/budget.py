@@ -122,10 +122,11 @@ class Reserve:
     workspaces. How much cannot be known in advance. The reserve starts at 3 % of the budget, or at
     the holes that the allocator's pages may leave, where these are more (but not over 5 %). When a
     step near the limit makes the allocator take more from the device, what it then holds beyond
-    what is in use is evidence; when it had to give cached memory back and try again, plans were
-    tight, and when it ran out of memory, too tight. Without such a sign over many steps near the
-    limit the reserve shrinks to where it started. Where the allocator leaves fragments it may grow
-    to a quarter of the budget; where it does not, only running out of memory makes it grow far.
+    what is in use is evidence, and so it is in observed steps; when it had to give cached memory
+    back and try again, plans were tight, and when it ran out of memory, too tight. Without such a
+    sign over many steps near the limit the reserve shrinks to where it started. Where the allocator
+    leaves fragments it may grow to a quarter of the budget, where it does not to 8 %; only running
+    out of memory makes it grow further.
     """
 
     _FIRST, _PATIENCE = 0.03, 50
@@ -133,7 +134,8 @@ class Reserve:
     def __init__(self, budget_bytes: int, *, fragments: bool = False, hole_bytes: int = 0) -> None:
         self._budget = budget_bytes
         self._least = int(min(max(self._FIRST * budget_bytes, hole_bytes), 0.05 * budget_bytes))
-        self._most = budget_bytes // 4 if fragments else self._least
+        self._most = budget_bytes // 4 if fragments else max(self._least, int(0.08 * budget_bytes))
+        self._most_by_growth = self._most if fragments else self._least
         self.bytes = self._least
         self._quiet_steps = 0
 
@@ -147,6 +149,11 @@ class Reserve:
         self._most = min(max(self._most, self.bytes + times * step), self._budget // 4)
         self._set(self.bytes + times * step)
 
+    def learn_unusable(self, number_of_bytes: int) -> None:
+        """An observed step made the allocator hold so much more than was ever in use."""
+        if number_of_bytes > self.bytes:
+            self._set(number_of_bytes)
+
     def learn(self, *, peak_bytes: int, held_bytes: int, grew: bool, retries: int) -> None:
         """A step peaked at `peak_bytes` in use while the allocator held `held_bytes`."""
         if retries:
@@ -154,7 +161,7 @@ class Reserve:
         elif not self.near_limit(peak_bytes):
             return
         elif grew and held_bytes - peak_bytes > self.bytes:
-            self._set(held_bytes - peak_bytes)
+            self._set(max(self.bytes, min(held_bytes - peak_bytes, self._most_by_growth)))
         else:
             self._quiet_steps += 1
             if self._quiet_steps >= self._PATIENCE:

@@ -46,6 +46,11 @@ class Snapshot:
             for module, name, buffer in present:
                 module._buffers[name] = buffer
 
+    def put_back(self) -> None:
+        """The present buffers hold these values again; no graph takes notice."""
+        for module, name, value in self.values:
+            module._buffers[name].data.copy_(value)  # type: ignore[union-attr]
+
     def changed(self) -> list[Place]:
         """The places whose values are no longer those of the snapshot."""
         return [

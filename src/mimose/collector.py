@@ -80,6 +80,9 @@ class Ride(Listener):
         self._tail: int | None = None
         self.peak = 0
         """The highest reading of the step."""
+        self.unusable = 0
+        """What the allocator held beyond that, if it had to take more memory for this step."""
+        self._held_before = meter.read().held
         self._spoiled = False
         self._over = False
 
@@ -158,6 +161,8 @@ class Ride(Listener):
         """The step's backward is done."""
         reading = self._read()
         self._over = True
+        if reading.held > self._held_before:
+            self.unusable = max(0, reading.held - self.peak)
         if self._latest is None or self._base is None:
             return
         if self._tail is None:

@@ -254,7 +254,7 @@ def compare(watcher: Watcher, record: Path | None = None) -> Outcome:
     rounds: dict[str, list[Result]] = {}
     budget: int | None = None
 
-    def run(way: Way) -> None:
+    def run(number: int, way: Way) -> None:
         def watch(step: int, length: int, plan: str, peak: int) -> None:
             where = (number, ROUNDS, way.name, step, STEPS + 1)
             watcher(Moment(*where, length, plan, peak, budget))
@@ -262,11 +262,11 @@ def compare(watcher: Watcher, record: Path | None = None) -> Outcome:
         rounds.setdefault(way.name, []).append(train(shape, device, way, watch))
 
     for number in range(1, ROUNDS + 1):
-        run(Way(PLAIN))
-        run(Way(EVERYTHING, "recompute_all", "100%"))
+        run(number, Way(PLAIN))
+        run(number, Way(EVERYTHING, "recompute_all", "100%"))
         budget = (rounds[PLAIN][0].peak_bytes + rounds[EVERYTHING][0].peak_bytes) // 2
-        run(Way(STATIC, "static", budget))
-        run(Way(OURS, "optimal", budget, record))
+        run(number, Way(STATIC, "static", budget))
+        run(number, Way(OURS, "optimal", budget, record))
     assert budget is not None
     return Outcome(shape, budget, {name: best_of(results) for name, results in rounds.items()})
 

@@ -232,7 +232,7 @@ def load_config(name: str) -> nn.Module:
     try:
         config = AutoConfig.from_pretrained(name)
         with torch.device("meta"):
-            model: nn.Module = AutoModel.from_config(config)
+            model: nn.Module = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ArgumentError(

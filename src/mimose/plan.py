@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from mimose.observations import Pattern, Run
-from mimose.timeline import Profile, peak, recompute_nanoseconds
+from mimose.timeline import Profile, levels, peak, recompute_nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class CachedPlan:
     again: Mapping[Run, bool]
     profile: Profile | None = None
     """What the plan was made from."""
+    guarded: frozenset[Run] = frozenset()
+    """Kept runs whose forward comes near the limit."""
 
 
 class PlanCache:
@@ -70,10 +72,24 @@ class PlanCache:
         return plan
 
     def put(
-        self, key: Hashable, plan: Plan, pattern: Pattern, profile: Profile | None = None
+        self,
+        key: Hashable,
+        plan: Plan,
+        pattern: Pattern,
+        profile: Profile | None = None,
+        near_bytes: int | None = None,
     ) -> CachedPlan:
-        """Remember `plan`, made for steps of this pattern."""
-        cached = CachedPlan(plan, dict(zip(pattern, plan.recompute, strict=True)), profile)
+        """Remember `plan`, made for steps of this pattern.
+
+        Kept runs that take the step beyond `near_bytes` in their forward are guarded.
+        """
+        guarded: frozenset[Run] = frozenset()
+        if profile is not None and near_bytes is not None and plan.peak_bytes > near_bytes:
+            peaks = zip(pattern, profile.runs, levels(profile, plan.recompute), strict=True)
+            near = {run for run, cost, level in peaks if level + cost.spike > near_bytes}
+            guarded = frozenset(near)
+        again = dict(zip(pattern, plan.recompute, strict=True))
+        cached = CachedPlan(plan, again, profile, guarded)
         self._plans[key] = cached
         if len(self._plans) > self._capacity:
             self._plans.popitem(last=False)

@@ -165,6 +165,8 @@ def _in_words(block: nn.Module) -> str:
         return "holds SyncBatchNorm, which asks other ranks for their statistics"
     if any(type(part).__name__ == "FullyShardedDataParallel" for part in block.modules()):
         return "is or holds an FSDP1 unit, which gathers its parameters in each forward"
+    if any(hasattr(parameter, "ds_id") for parameter in block.parameters()):
+        return "is partitioned by DeepSpeed ZeRO-3, which gathers parameters in each forward"
     return "issues collectives in its forward"
 
 
@@ -182,14 +184,3 @@ def why_not_alone(spoken: Spoken, *, in_forward: bool) -> str | None:
     if not in_forward:
         return "its forward was done, and gradients are counted on their way to other ranks"
     return None
-
-
-def refuse_partitioned(model: nn.Module) -> None:
-    """Refuse a model whose parameters come and go in an order that DeepSpeed has learned."""
-    for name, parameter in model.named_parameters():
-        if hasattr(parameter, "ds_id"):
-            raise ConflictError(
-                f"parameter {name!r} is partitioned by DeepSpeed ZeRO-3, which fetches it in an "
-                "order learned from earlier steps; a plan that changes with the batch breaks that "
-                "order. Use ZeRO stage 1 or 2, or FSDP2 (fully_shard): mimose serves these"
-            )

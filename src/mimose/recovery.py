@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import gc
-import traceback
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-import torch
-
 from mimose.errors import OutOfMemory
+from mimose.failure import forget, is_out_of_memory
 from mimose.ranks import Spoken, why_not_alone
 from mimose.restart import Restart
 from mimose.scheduler import AS_PLANNED, EVERYTHING, STRICTER
 
 T = TypeVar("T")
-
-_WORDS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 class Patient(Protocol):
@@ -66,24 +62,3 @@ def recover(patient: Patient, function: Callable[..., T], args: Any, kwargs: Any
             start.settle()
             raise OutOfMemory(f"{patient.does_not_fit()} ({why})")
         strictness = STRICTER if kept_something and strictness == AS_PLANNED else EVERYTHING
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device has run out of memory, by whichever library it was noticed."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
-
-
-def forget(error: BaseException) -> None:
-    """Let go of all tensors that the frames of an error, and of those behind it, hold."""
-    seen: set[int] = set()
-    behind: list[BaseException | None] = [error]
-    while behind:
-        one = behind.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        behind += [one.__cause__, one.__context__]
-        traceback.clear_frames(one.__traceback__)
-        one.__traceback__ = None

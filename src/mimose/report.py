@@ -10,6 +10,7 @@ from mimose.budget import text_of
 from mimose.inputs import InputSize
 from mimose.knowledge import Knowledge
 from mimose.memory import Reading
+from mimose.notebook import explanation_html, stats_html
 from mimose.plan import Plan, PlanCache
 from mimose.planners import KeepAll, Planner, RecomputeAll
 from mimose.setting import Setting
@@ -52,7 +53,7 @@ class Stats:
     worst_shortfall: float = 0.0
     """The most that a predicted peak was under the real one, as a share of it."""
     recoveries: int = 0
-    """How often memory ran out and a step was run again, by `retry`."""
+    """How often memory ran out and a block, or by `retry` a step, was run again."""
     corrections: int = 0
     """Steps whose plan became stricter while they ran."""
     said_too_little: bool = False
@@ -131,6 +132,9 @@ class Stats:
             lines.append(f"prediction error (leave one out): {self.prediction_error:.2%}")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        return stats_html(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Floor:
@@ -183,6 +187,9 @@ class Explanation:
             lines.append("nothing is known of this size yet: every block will be recomputed")
             return "\n".join(lines)
         return "\n".join([*lines, *self._plan_lines(self.profile, self.plan)])
+
+    def _repr_html_(self) -> str:
+        return explanation_html(self)
 
     def _plan_lines(self, profile: Profile, plan: Plan) -> list[str]:
         assert self.peak_kept_bytes is not None

@@ -32,6 +32,8 @@ _PROBE_EVERY = 16
 """How many planned steps there are to one whose memory is compared with the timeline."""
 _AT_STAKE = 0.7
 """The share of the limit from which on a doubt matters even if nothing is recomputed."""
+_GUARDED = 0.12
+"""The share of the budget below the limit in which a kept run is guarded."""
 _NEAR = 0.9
 """The share of what is available from which on a doubtful plan is watched."""
 
@@ -115,7 +117,8 @@ class Scheduler:
             made = self.new_plan(shared, available, (born, stale, missing_bytes))
             if made is None:
                 return None
-            cached, new = self.cache.put(key, made[0], pattern, made[1]), True
+            near = available + setting.reserve.bytes - int(_GUARDED * setting.budget_bytes)
+            cached, new = self.cache.put(key, made[0], pattern, made[1], near), True
         return Decision(cached, available, self._watched(setting, size, cached, available), new)
 
     def new_plan(

@@ -32,6 +32,7 @@ from mimose.errors import ArgumentError, ConflictError, warn
 from mimose.identity import FORMAT, difference, identity_of
 from mimose.inputs import InputSize, SizeFunction, input_size, measured_by
 from mimose.memory import Reading
+from mimose.notebook import handle_html
 from mimose.observations import StepObservation
 from mimose.plan import Plan
 from mimose.planners import Planner, planner_named
@@ -194,6 +195,9 @@ class Mimose:
         budget = text_of(self.budget_bytes) if self.budget_bytes else "a relative budget"
         return f"<mimose on {len(self._names)} blocks, {budget}, {state}>"
 
+    def _repr_html_(self) -> str:
+        return handle_html(repr(self)[1:-1], self.stats())
+
     def stats(self) -> Stats:
         """What has happened so far, as values that also read well when printed."""
         self._read_observations()
@@ -338,6 +342,13 @@ class Mimose:
             step.first_block = seat.index
         return step.recompute(seat, args, kwargs)
 
+    def ran_out(self, seat: BlockSeat) -> None:
+        """Memory ran out while a block was to be kept: it, and what comes, is recomputed."""
+        self._stats.recoveries += 1
+        self._record_event("recovery", f"block {seat.name} was to be kept and is recomputed")
+        if isinstance(self._step, PlannedStep):
+            self._step.recompute_the_rest()
+
     def forward_begins(self, args: Any, kwargs: Any) -> None:
         """The root's forward is called in training."""
         assert self._attachment is not None
@@ -442,7 +453,7 @@ class Mimose:
             self._stop_listening()
         setting.make_room(reading.in_use + cached.plan.peak_bytes, reading)
         start = setting.start_planned_step(reading)
-        step = (size, cached.plan, cached.again, start, self._planned_step_over)
+        step = (size, cached.plan, cached.again, start, self._planned_step_over, cached.guarded)
         if decision.watched and cached.profile is not None:
             profile, available = cached.profile, decision.available_bytes
             base, at = reading.in_use, decision.watched
@@ -474,6 +485,8 @@ class Mimose:
 
     def _observed_step_over(self, step: ObservedStep) -> None:
         self._stats.observed_step_over(step)
+        if self._setting is not None:
+            self._setting.reserve.learn_unusable(step.ride.unusable)
         if self._recorder is not None and self._setting is not None:
             reserve = self._setting.reserve.bytes
             self._recorder.step_over(step.size, None, step.ride.peak, None, reserve)

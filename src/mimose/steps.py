@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -129,8 +129,10 @@ class PlannedStep(Step):
         again: Mapping[Run, bool],
         start: Reading,
         when_over: Callable[[Any], None],
+        guarded: Container[Run] = (),
     ) -> None:
         super().__init__(size, when_over)
+        self._guarded = guarded
         self.plan = plan
         self.start = start
         self._again = again
@@ -138,6 +140,8 @@ class PlannedStep(Step):
         """Whether its plan became stricter while it ran."""
         self.after_broken = False
         """Whether the engine still held memory of a step that broke off, which then dies in it."""
+        self.ran_out = False
+        """Whether a kept run has run out of memory and was recomputed instead."""
         self.surprised = False
         """Whether a block ran that the plan does not know."""
         self._counts: dict[int, int] = {}
@@ -155,9 +159,15 @@ class PlannedStep(Step):
         self._counts[index] = nth + 1
         again = self._again.get((index, nth))
         if again is None:
-            self.surprised = True
+            self.surprised = not self.ran_out
             return True
+        seat.guarded = (index, nth) in self._guarded
         return again
+
+    def recompute_the_rest(self) -> None:
+        """A kept run has run out of memory: whatever comes is recomputed."""
+        self.ran_out = self.corrected = True
+        self._again = {}
 
     def another_pass(self, size: InputSize, *, larger: bool) -> None:
         """A larger second input than the plan was made for: from here on, everything again."""

@@ -20,11 +20,10 @@ _WIDTH = 44
 def forecast_table(forecast: Forecast) -> RenderableType:
     """Budgets and what each would mean."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("budget", "ms a step", "recomputing", "blocks recomputed", "do not fit"):
+    names = ["budget", "ms a step", "again, ms", "recomputed", "too large"]
+    names += ["largest n", "batch"] if forecast.dimension is not None else ["batch"]
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    if forecast.dimension is not None:
-        table.add_column(f"largest n of {forecast.dimension}", justify="right")
-    table.add_column(f"largest batch at {forecast.largest}", justify="right")
     for row in forecast.rows:
         table.add_row(*_cells(row, forecast.dimension is not None))
     return Group(table, *(Text(line) for line in _remarks(forecast)))
@@ -40,9 +39,9 @@ def _cells(row: Row, has_lengths: bool) -> list[str]:
     ]
     if has_lengths:
         reach = row.largest
-        about = "about " if reach and reach.extrapolated else ""
+        about = "≈ " if reach and reach.extrapolated else ""
         cells.append(f"{about}{reach.length}" if reach else "–")
-    cells.append("–" if row.largest_batch is None else f"about {row.largest_batch}")
+    cells.append("–" if row.largest_batch is None else f"≈ {row.largest_batch}")
     return cells
 
 
@@ -50,7 +49,13 @@ def _remarks(forecast: Forecast) -> list[str]:
     lines = [
         f"{forecast.sizes} sizes, the largest {forecast.largest}. Below "
         f"{text_of(forecast.least_budget_bytes)} it does not fit, whatever is recomputed; from "
-        f"{text_of(forecast.easy_budget_bytes)} on everything is kept."
+        f"{text_of(forecast.easy_budget_bytes)} on everything is kept.",
+        "again: of that, recomputing; recomputed: share of block runs; too large: share of steps "
+        "that do not fit.",
+        f"batch: about the largest that fits at {forecast.largest}, everything recomputed."
+        + (
+            f" largest n: the longest {forecast.dimension} that fits." if forecast.dimension else ""
+        ),
     ]
     if forecast.beyond_share > 0:
         lines.append(

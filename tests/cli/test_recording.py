@@ -15,16 +15,7 @@ import mimose
 import models
 from mimose.playback import read_recording
 from mimose.recording import Recorder, own_path
-from training import task, texts, train
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, mimose.Mimose]:
-    path = tmp_path_factory.mktemp("recorded") / "run.jsonl"
-    model, batches, budget = task("encoder")
-    with mimose.auto_checkpoint(model, budget, record=path) as handle:
-        train(model, batches)
-    return path, handle
+from training import seats, task, texts, train
 
 
 def test_a_recording_has_a_line_for_every_step(recorded: tuple[Path, mimose.Mimose]) -> None:
@@ -88,10 +79,9 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_model_is_touched(
     tmp_path: Path,
 ) -> None:
     model = models.Encoder()
-    with pytest.raises(mimose.ArgumentError, match="No such file or directory.*directory that"):
+    with pytest.raises(mimose.ArgumentError, match=r"No such file or directory.*directory that"):
         mimose.auto_checkpoint(model, "64MiB", record=tmp_path / "nowhere" / "run.jsonl")
-    assert not any("_compiled_call_impl" in vars(m) for m in model.modules() if vars(m).get(
-        "_compiled_call_impl"))  # fmt: skip
+    assert not seats(model)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
@@ -110,11 +100,14 @@ def test_what_was_recorded_is_on_disk_when_python_ends_without_detach(tmp_path: 
     path = tmp_path / "run.jsonl"
     code = (
         "import mimose, models\nfrom training import texts, train\n"
-        f"model = models.Encoder()\nhandle = mimose.auto_checkpoint(model, '64MiB', record={str(path)!r})\n"
+        f"model, path = models.Encoder(), {str(path)!r}\n"
+        "handle = mimose.auto_checkpoint(model, '64MiB', record=path)\n"
         "train(model, texts([20, 30, 40]))\n"
     )
-    here = Path(__file__).parent.parent
-    subprocess.run([sys.executable, "-c", code], cwd=here, check=True)
+    tests = Path(__file__).parent.parent
+    paths = os.pathsep.join([str(tests), str(Path(mimose.__file__).parent.parent)])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     assert len(read_recording(path).steps) == 3
 
 
@@ -173,3 +166,30 @@ def test_a_forked_worker_writes_nothing(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     recorder.close()
     assert (tmp_path / "run.jsonl").read_text().count("\n") == 1
+
+
+def test_a_resumed_run_records_what_it_knew_before(
+    recorded: tuple[Path, mimose.Mimose], tmp_path: Path
+) -> None:
+    state = json.loads(recorded[0].with_name("state.json").read_text())
+    model, batches, budget = task("encoder")
+    with mimose.auto_checkpoint(model, budget, record=tmp_path / "run.jsonl") as handle:
+        handle.load_state_dict(state)
+        train(model, batches[:3])
+    resumed = read_recording(tmp_path / "run.jsonl")
+    assert resumed.knowledge().ready
+    assert len(resumed.planned) >= 2
+
+
+def test_knowledge_is_of_the_regime_that_the_run_ended_in(tmp_path: Path) -> None:
+    model, batches, budget = task("encoder")
+    path = tmp_path / "run.jsonl"
+    with mimose.auto_checkpoint(model, budget, record=path) as handle:
+        train(model, batches[:12])
+        next(model.encoder.layers[0].parameters()).requires_grad_(False)
+        train(model, batches[12:])
+    recording = read_recording(path)
+    assert "regime" in [event.kind for event in recording.events]
+    rebuilt = recording.knowledge()
+    for step in recording.steps[-5:]:
+        assert rebuilt.predict(step.size) == handle._scheduler.knowledge.predict(step.size)

@@ -61,6 +61,22 @@ class Overhead:
     """Estimate and plan of one new size."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """The seconds of one run of mimose, by what they were spent on."""
+
+    plain: float
+    """What plain training takes for the same steps."""
+    recomputing: float
+    """In planned steps, by the estimator's own account."""
+    observing: float
+    """Observed steps, over what plain training took for them: mostly recomputing, too."""
+    deciding: float
+    """Fitting, predicting, planning, on the host."""
+    rest: float
+    """What is left: hooks, waiting, noise."""
+
+
 class Sheet:
     """The questions that tables and figures ask of one results file."""
 
@@ -132,6 +148,11 @@ class Sheet:
         shapes = TASKS[task].shapes(steps, scale=c["scale"], small=c["small"], seed=c["seed"])
         return len(set(shapes))
 
+    def breakdown(self, task: str, budget: int | None) -> list[Breakdown]:
+        """Where mimose's time goes, round by round."""
+        mine, plain = self.runs(task, budget, "mimose"), self.runs(task, budget, "plain")
+        return [_breakdown(mine[k], plain[k]) for k in sorted(mine.keys() & plain.keys())]
+
     def prediction_errors(self, task: str, budget: int | None, contestant: str) -> list[float]:
         """Predicted over real peak, less one, of the first round's planned steps.
 
@@ -175,6 +196,18 @@ def mean(values: Iterable[float]) -> float | None:
 
 def _total(values: Sequence[float], where: Sequence[bool]) -> float:
     return sum(value for value, counts in zip(values, where, strict=True) if counts)
+
+
+def _breakdown(run: Run, plain: Run) -> Breakdown:
+    observed, spent = run.steps.observed, run.spent
+    extra = _total(run.steps.milliseconds, observed) - _total(plain.steps.milliseconds, observed)
+    parts = {
+        "plain": plain.seconds,
+        "recomputing": float(spent["recompute_seconds"]),
+        "observing": extra / 1e3,
+        "deciding": float(spent["fit_seconds"] + spent["deciding_seconds"]),
+    }
+    return Breakdown(**parts, rest=run.seconds - sum(parts.values()))
 
 
 def _overhead(run: Run, oracle: Run, more_sizes: float) -> Overhead:

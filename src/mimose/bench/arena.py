@@ -71,14 +71,15 @@ class Arena:
     @contextlib.contextmanager
     def trainee(self) -> Iterator[Trainee]:
         """A fresh model with its optimizer, in an emptied device; gone at the end."""
-        _empty(self.device)
+        empty_cache(self.device)
         trainee = Trainee(self)
         try:
             yield trainee
         finally:
             trainee.close()
             del trainee
-            _empty(self.device)
+            gc.collect()
+            empty_cache(self.device)
 
 
 class Trainee:
@@ -122,7 +123,7 @@ class Trainee:
         """One forward and backward that teach nobody anything: libraries load, caches fill."""
         self.forward(self.batch(shape, 0)).backward()
         self.optimizer.zero_grad()
-        _empty(self.arena.device)
+        empty_cache(self.arena.device)
 
     def close(self) -> None:
         self.meter.limit(None)
@@ -136,8 +137,8 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _empty(device: torch.device) -> None:
-    gc.collect()
+def empty_cache(device: torch.device) -> None:
+    """Give back what the allocator holds for nobody; peaks start anew."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -34,9 +35,11 @@ def _prepare_cuda() -> None:
     torch.set_float32_matmul_precision("high")  # TF32
     if "PYTORCH_ALLOC_CONF" in os.environ or "PYTORCH_CUDA_ALLOC_CONF" in os.environ:
         return
-    # Too late for the environment: torch has read it by now. Batches of varying size leave the
-    # memory in fragments otherwise, for every contestant.
-    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    # Batches of varying size leave the memory in fragments otherwise, for every contestant. The
+    # environment may be too late by now; what holds in the end is in the results file.
+    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    with contextlib.suppress(AttributeError, RuntimeError):
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
 
 def circumstances(device: str) -> dict[str, Any]:

@@ -89,6 +89,7 @@ class _Mimose(Contestant):
             "plan_seconds": self.planning.seconds,
             "predict_seconds": self.deciding.seconds - self.planning.seconds,
             "deciding_seconds": stats.planning_seconds,
+            "recompute_seconds": stats.recompute_seconds,
             "reserve_bytes": stats.reserve_bytes,
             "prediction_error": stats.prediction_error,
         }

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 import mimose
 from mimose.attach import Attachment
@@ -51,7 +52,8 @@ class Survey:
     hole_bytes: int
     fragments: bool
     single_block_bytes: tuple[int, ...]
-    """The peak of the largest size if one block alone is recomputed, as measured; by block."""
+    """The peak of the largest size if one block alone is recomputed, as measured; by block, as far
+    as the device was large enough."""
 
     @cached_property
     def estimator(self) -> Estimator:
@@ -191,5 +193,7 @@ def _single_blocks(arena: Arena, trainee: Trainee, seen: StepObservation) -> Ite
             trainee.forward(trainee.batch(arena.largest, block)).backward()
             yield trainee.meter.read().peak
             trainee.optimizer.zero_grad()
+    except torch.OutOfMemoryError:
+        return  # the device is too small for a largest batch that keeps all but one
     finally:
         attachment.detach()

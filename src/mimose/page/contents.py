@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -179,9 +180,12 @@ def thinned(steps: Sequence[RecordedStep], most: int = _MOST_STEPS) -> list[Reco
     if len(steps) <= most:
         return list(steps)
     edges = [len(steps) * i // most for i in range(most + 1)]
-    stretches = (steps[a:b] for a, b in zip(edges, edges[1:], strict=False))
-    return [max(s, key=lambda step: step.peak_bytes or step.predicted_bytes or 0)
-            for s in stretches]  # fmt: skip
+    stretches = (steps[a:b] for a, b in itertools.pairwise(edges))
+    return [max(stretch, key=_height) for stretch in stretches]
+
+
+def _height(step: RecordedStep) -> int:
+    return step.peak_bytes or step.predicted_bytes or 0
 
 
 def _runs(recording: Recording, outlook: Outlook, axis: SizeAxis) -> tuple[str, ...]:

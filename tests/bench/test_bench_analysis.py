@@ -1,0 +1,117 @@
+"""Ratios, overhead and goals: arithmetic on records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_parts import surveyed
+
+from mimose.bench.analysis import Sheet, Spread, time_ratio
+from mimose.bench.estimators import compare
+from mimose.bench.goals import goals
+from mimose.bench.harness import Run, Steps
+from mimose.bench.records import Record, Results
+
+BUDGET = 10**9
+SPENT: dict[str, Any] = {
+    "observed_steps": 1,
+    "fits": 1,
+    "plans": 1,
+    "fit_seconds": 0.1,
+    "predict_seconds": 0.1,
+    "plan_seconds": 0.1,
+    "deciding_seconds": 0.3,
+}
+
+
+def made(milliseconds: list[float], failed: tuple[int, ...] = (), **more: Any) -> Run:
+    count = len(milliseconds)
+    steps = Steps(
+        rows=[4] * count,
+        lengths=[(8,)] * count,
+        milliseconds=milliseconds,
+        observed=[i == 0 for i in range(count)],
+        out_of_memory=[i in failed for i in range(count)],
+    )
+    return Run(seconds=sum(milliseconds) / 1e3, steps=steps, **more)
+
+
+def sheet_of(runs: dict[tuple[str, int], Run]) -> Sheet:
+    conditions = {"scale": 1, "steps": 2, "small": True, "seed": 0}
+    results = Results(Path("x"), {"conditions": conditions})
+    results.surveys["QA-Bert"] = surveyed("QA-Bert")
+    results.limits["QA-Bert"] = [{"label": "b", "total_bytes": BUDGET, "at_floor": False}]
+    for (contestant, number), run in runs.items():
+        record = Record(
+            task="QA-Bert", budget_bytes=BUDGET, contestant=contestant, round=number, run=run
+        )
+        results.records[record.key] = record
+    return Sheet(results)
+
+
+def test_whole_runs_are_compared_where_nobody_ran_out_of_memory() -> None:
+    assert time_ratio(made([10, 30]), made([10, 10])) == 2.0
+
+
+def test_only_steps_that_both_finished_are_compared_otherwise() -> None:
+    assert time_ratio(made([10, 1], failed=(1,)), made([5, 100])) == 2.0
+    assert time_ratio(made([1], failed=(0,)), made([1])) is None
+
+
+def test_ratios_are_formed_within_a_round() -> None:
+    sheet = sheet_of(
+        {
+            ("mimose", 0): made([10, 10]),
+            ("mimose", 1): made([100, 100]),
+            ("static", 0): made([20, 20]),
+            ("static", 1): made([160, 240]),
+            ("static", 2): made([1, 1]),
+        }
+    )
+    assert sheet.ratio("QA-Bert", BUDGET, "mimose", "static") == Spread(0.5, 0.5, 0.5, 2)
+    assert sheet.ratio("QA-Bert", BUDGET, "mimose", "oracle") is None
+
+
+def test_overhead_is_counted_in_iterations_of_the_oracle() -> None:
+    ours, oracle = made([3000, 1000], spent=SPENT), made([1000, 1000])
+    (found,) = sheet_of({("mimose", 0): ours, ("oracle", 0): oracle}).overhead(
+        "QA-Bert", BUDGET, "mimose"
+    )
+    assert found.collector == pytest.approx(2.0)
+    assert found.estimator == pytest.approx(0.2)
+    assert found.planner == pytest.approx(0.2)
+    assert found.whole == pytest.approx(2.0)
+    assert found.plan_milliseconds == pytest.approx(200.0)
+
+
+def test_goals_say_what_is_reached_what_is_missed_and_what_was_not_measured() -> None:
+    sheet = sheet_of({("mimose", 0): made([10.0]), ("torch-all", 0): made([20.0])})
+    verdicts = {row[0].split(": ")[1]: row[-1] for row in goals([sheet])}
+    assert verdicts["mean time / torch-all's"] == "reached"
+    assert verdicts["mean time / static's"] == "not measured"
+    slower = sheet_of({("mimose", 0): made([19.0]), ("torch-all", 0): made([20.0])})
+    assert goals([slower])[0][1:] == ["at most 0.65", "0.950", "missed"]
+
+
+def test_a_contestant_that_no_budget_changes_counts_for_every_budget() -> None:
+    sheet = sheet_of({("torch-all", 0): made([10.0]), ("mimose", 0): made([5.0])})
+    assert set(sheet.runs("QA-Bert", 1234, "torch-all")) == {0}
+    assert not sheet.runs("QA-Bert", 1234, "mimose")
+
+
+def test_a_spread_shows_its_rounds() -> None:
+    assert Spread.of([]) is None
+    one, three = Spread.of([1.0]), Spread.of([1.0, 3.0, 2.0])
+    assert one is not None
+    assert three is not None
+    assert (one.text(), three.text()) == ("1.00", "2.00 (1.00–3.00)")
+
+
+def test_a_quadratic_beats_a_line_and_ours_is_no_worse_than_a_tree() -> None:
+    rows = compare(surveyed("QA-Bert"))
+    error = {row["estimator"]: row["mean_error"] for row in rows if row["samples"] == 8}
+    assert error["polynomial, degree 2"] < error["polynomial, degree 1"]
+    assert error["mimose"] < 0.01 < error["decision tree"]
+    assert {row["samples"] for row in rows} == {4, 6, 8, 10}

@@ -1,0 +1,188 @@
+"""The command: measures, continues, refuses, reports."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+from typer.testing import CliRunner
+
+from mimose.bench import schedule
+from mimose.bench.command import app
+from mimose.bench.extras import MissingExtra, need
+from mimose.bench.records import read
+from mimose.bench.report import BEGIN, END
+
+QUICKLY = ("--tasks", "TC-Bert", "--steps", "8", "--rounds", "1", "--tight", "50")
+PAIR = (*QUICKLY, "--contestants", "plain,mimose", "--no-estimators")
+
+
+def bench(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench") / "results.jsonl"
+    who = "plain,torch-all,static,paper,mimose,oracle"
+    result = bench(*QUICKLY, "--contestants", who, "--rounds", 2, "--out", path)
+    assert result.exit_code == 0, result.output
+    return path
+
+
+def test_a_run_leaves_one_file_with_everything_in_it(measured: Path) -> None:
+    results = read(measured)
+    assert results.header["torch"] == torch.__version__
+    assert results.conditions["steps"] == 8
+    assert len(results.records) == 12
+    assert {record.commit for record in results.records.values()} != {""}
+    assert all(len(r.run.steps.loss) == 8 for r in results.records.values())
+    assert results.estimators["TC-Bert"]
+
+
+def test_contestants_take_turns_and_begin_in_another_order_each_round(measured: Path) -> None:
+    order = [(r.round, r.contestant) for r in read(measured).records.values()]
+    first, second = ([who for number, who in order if number == n] for n in (0, 1))
+    assert sorted(first) == sorted(second)
+    assert first[0] != second[0]
+
+
+def test_the_same_command_measures_nothing_again(measured: Path) -> None:
+    before = measured.read_bytes()
+    who = "plain,torch-all,static,paper,mimose,oracle"
+    result = bench(*QUICKLY, "--contestants", who, "--rounds", 2, "--out", measured)
+    assert result.exit_code == 0
+    assert measured.read_bytes() == before
+
+
+def test_tables_and_figures_come_of_a_finished_file(measured: Path) -> None:
+    page = (measured.with_suffix("") / "README.md").read_text()
+    for heading in ("Against the others", "Everybody", "What deciding costs", "Estimators"):
+        assert f"### {heading}" in page
+    assert "| TC-Bert | tight 50" in page
+    assert "3.95" in page
+    figures = {path.name for path in (measured.with_suffix("") / "results").iterdir()}
+    assert len(figures) == 7
+    assert {"time-by-budget.png", "step-time-and-memory.png", "losses.png"} < figures
+
+
+def test_a_report_goes_into_another_page_between_its_marks(measured: Path, tmp_path: Path) -> None:
+    page = tmp_path / "BENCHMARKS.md"
+    page.write_text(f"# Before\n\n{BEGIN}\nreplaced\n{END}\n\nafter\n")
+    result = bench("--report", measured, "-o", tmp_path / "out", "--into", page)
+    assert result.exit_code == 0
+    text = page.read_text()
+    assert text.startswith("# Before")
+    assert text.endswith("after\n")
+    assert "replaced" not in text
+    assert "(out/results/losses.png)" in text
+
+
+def test_an_interrupted_run_keeps_what_it_has_and_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, run, calls = tmp_path / "x.jsonl", schedule.run, []
+
+    def interrupted(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return run(*args)
+
+    monkeypatch.setattr(schedule, "run", interrupted)
+    result = bench(*PAIR, "--out", path)
+    assert result.exit_code == 130
+    assert "1 runs are kept in" in result.output
+    assert "The same command continues" in result.output
+    with path.open("a") as file:
+        file.write('{"kind":"run","task":"TC')  # a crash in the middle of a line
+    assert bench(*PAIR, "--out", path).exit_code == 0
+    assert len(calls) == 3
+    assert {r.contestant for r in read(path).records.values()} == {"plain", "mimose"}
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_a_time_limit_stops_between_runs(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    result = bench(*PAIR, "--time-limit", 0, "--out", path)
+    assert result.exit_code == 0
+    assert "stopped at the time limit: 0 runs" in result.output
+    assert not read(path).records
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--tasks", "QA-GPT"), "there is no task 'QA-GPT'"),
+        (("--contestants", "dtr"), "there is no contestant 'dtr'"),
+        (("--precision", "fp8"), "--precision fp8"),
+        (("--tight", "half"), "'half' is not a number"),
+        (("--budget", "1MiB"), "below the floor of TC-Bert"),
+        (("--device", "tpu"), "--device tpu"),
+        (("--quick", "--full"), "exclude each other"),
+    ],
+)
+def test_bad_input_is_one_clear_line(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    result = bench(*PAIR, *words, "--out", tmp_path / "x.jsonl")
+    assert result.exit_code == 2
+    last = result.output.strip().splitlines()[-1]
+    assert last.startswith("mimose bench: ")
+    assert message in last
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_missed_in_words(tmp_path: Path) -> None:
+    result = bench(*PAIR, "--device", "cuda", "--out", tmp_path / "x.jsonl")
+    assert result.exit_code == 2
+    assert "sees no CUDA device" in result.output
+
+
+def test_a_file_measured_otherwise_is_refused_and_left_alone(measured: Path) -> None:
+    before = measured.read_bytes()
+    result = bench(*PAIR, "--scale", 2, "--out", measured)
+    assert result.exit_code == 2
+    assert "measured with scale = 1, and now it is 2" in result.output
+    assert measured.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("mimose", "0.0.1", "with mimose 0.0.1, and here it is"),
+        ("machine", "another", "with machine another"),
+        ("format", 99, "has format 99"),
+    ],
+)
+def test_a_file_of_another_version_is_refused(
+    measured: Path, tmp_path: Path, name: str, value: object, message: str
+) -> None:
+    header, rest = measured.read_text().split("\n", 1)
+    path = tmp_path / "old.jsonl"
+    path.write_text(json.dumps({**json.loads(header), name: value}) + "\n" + rest)
+    result = bench(*QUICKLY, "--out", path)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_report_on_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text("hello\n")
+    for file, message in ((path, "is not a results file"), (tmp_path / "no", "cannot be read")):
+        result = bench("--report", file)
+        assert result.exit_code == 2
+        assert message in result.output
+
+
+def test_a_missing_extra_tells_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'mimose\[bench\]'"):
+        need("matplotlib")
+    result = bench(*PAIR)
+    assert result.exit_code == 2
+    assert "needs matplotlib" in result.output

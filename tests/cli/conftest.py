@@ -1,0 +1,62 @@
+"""One recorded run for all tests of what people see, and a browser where there is one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mimose
+from training import task, train
+
+FLAGS = [
+    "headless",
+    "no-sandbox",
+    "disable-gpu",
+    "no-first-run",
+    "disable-background-networking",
+    "disable-component-update",
+    "disable-sync",
+    "disable-dev-shm-usage",
+    "window-size=1200,1000",
+]
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, mimose.Mimose]:
+    """A recording, and the handle that wrote it; beside it, in state.json, what it had learned."""
+    path = tmp_path_factory.mktemp("recorded") / "run.jsonl"
+    model, batches, budget = task("encoder")
+    with mimose.auto_checkpoint(model, budget, record=path) as handle:
+        train(model, batches)
+        path.with_name("state.json").write_text(json.dumps(handle.state_dict()))
+    return path, handle
+
+
+@pytest.fixture(scope="session")
+def recording_file(recorded: tuple[Path, mimose.Mimose]) -> Path:
+    return recorded[0]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Chromium without a window."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs chromium and chromedriver: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in FLAGS:
+        options.add_argument(f"--{flag}")
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('chromium')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.chrome.service.Service(driver)
+    running = webdriver.Chrome(options=options, service=service)
+    yield running
+    running.quit()

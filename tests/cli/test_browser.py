@@ -1,0 +1,148 @@
+"""The page in a real browser: it draws, its controls work, and it complains of nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mimose.budget import text_of
+from mimose.page.contents import Contents, contents_of
+from mimose.page.html import page_of
+from mimose.playback import read_recording
+
+CSS = "css selector"
+
+
+@pytest.fixture(scope="module")
+def contents(recording_file: Path) -> Contents:
+    return contents_of(read_recording(recording_file))
+
+
+def opened(browser: Any, contents: Contents, folder: Path) -> Any:
+    page = folder / "run.html"
+    page.write_text(page_of(contents, "run"), encoding="utf-8")
+    browser.get(page.as_uri())
+    return browser
+
+
+def count(browser: Any, selector: str) -> int:
+    return len(browser.find_elements(CSS, selector))
+
+
+def words(browser: Any, selector: str) -> str:
+    text: str = browser.find_element(CSS, selector).text
+    return text
+
+
+def slide(browser: Any, index: int) -> None:
+    browser.execute_script(
+        "const s = document.getElementById('size'); s.value = arguments[0];"
+        "s.dispatchEvent(new Event('input'))",
+        index,
+    )
+
+
+def no_complaints(browser: Any) -> bool:
+    return browser.get_log("browser") == []
+
+
+def test_every_chart_is_drawn(browser: Any, contents: Contents, tmp_path: Path) -> None:
+    opened(browser, contents, tmp_path)
+    for chart in ("steps", "within", "sizes", "map", "time"):
+        assert count(browser, f"#{chart}-chart svg") == 1, chart
+    assert count(browser, "#map-chart rect.cell") == len(contents.sizes) * len(contents.runs)
+    assert count(browser, "#steps-chart line.budget") == 1
+    assert text_of(contents.peak_bytes) in words(browser, "#summary")
+    assert f"{contents.total_steps}" in words(browser, "#summary")
+    assert no_complaints(browser)
+
+
+def test_choosing_a_size_shows_its_own_plan(
+    browser: Any, contents: Contents, tmp_path: Path
+) -> None:
+    opened(browser, contents, tmp_path)
+    for index in (0, len(contents.sizes) // 2, len(contents.sizes) - 1):
+        slide(browser, index)
+        size = contents.sizes[index]
+        assert words(browser, "#size-label") == size.label
+        said = words(browser, "#within-text")
+        assert text_of(size.kept_peak_bytes) in said
+        assert text_of(size.plan_peak_bytes) in said
+        assert f"recomputes {size.plan.count('r')} of {len(size.plan)} blocks" in said
+    assert no_complaints(browser)
+
+
+def test_clicking_the_map_chooses_a_size(browser: Any, contents: Contents, tmp_path: Path) -> None:
+    opened(browser, contents, tmp_path)
+    before = words(browser, "#size-label")
+    browser.execute_script(
+        "const c = document.querySelector('#map-chart rect.cell'), r = c.getBoundingClientRect();"
+        "c.dispatchEvent(new MouseEvent('click', {bubbles: true, clientX: r.x + r.width / 2,"
+        " clientY: r.y + r.height / 2}))"
+    )
+    assert before == contents.sizes[-1].label
+    assert words(browser, "#size-label") == contents.sizes[0].label
+
+
+def test_hovering_over_a_step_tells_about_it(
+    browser: Any, contents: Contents, tmp_path: Path
+) -> None:
+    opened(browser, contents, tmp_path)
+    from selenium.webdriver import ActionChains
+
+    chart = browser.find_element(CSS, "#steps-chart svg")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
+    ActionChains(browser).move_to_element_with_offset(chart, 100, 0).perform()
+    tip = words(browser, "#tip")
+    assert tip.startswith("step ")
+    assert "real peak" in tip
+
+
+def test_the_theme_can_be_switched(browser: Any, contents: Contents, tmp_path: Path) -> None:
+    opened(browser, contents, tmp_path)
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    before = browser.execute_script(ground)
+    browser.find_element(CSS, "#theme").click()
+    assert browser.execute_script(ground) != before
+    browser.find_element(CSS, "#theme").click()
+    assert browser.execute_script(ground) == before
+
+
+def test_what_a_model_is_called_is_never_run(
+    browser: Any, contents: Contents, tmp_path: Path
+) -> None:
+    evil = "</script><script>document.title='taken'</script><img src=x onerror=document.title='t'>"
+    named = replace(
+        contents,
+        runs=(evil, *contents.runs[1:]),
+        events=({"step": 1, "at": 0.0, "kind": evil, "text": evil},),
+    )
+    opened(browser, named, tmp_path)
+    assert browser.title == "run"
+    assert count(browser, "img") == 0
+    assert evil in words(browser, "#events")
+
+
+def test_a_run_that_has_not_planned_yet_says_so(
+    browser: Any, contents: Contents, tmp_path: Path
+) -> None:
+    opened(browser, replace(contents, sizes=(), time=None, events=()), tmp_path)
+    assert "Nothing is planned yet" in words(browser, "#unknown")
+    assert words(browser, "#no-events").startswith("None")
+    assert count(browser, "#steps-chart svg") == 1
+    assert no_complaints(browser)
+
+
+def test_a_narrow_window_needs_no_sideways_scrolling(
+    browser: Any, contents: Contents, tmp_path: Path
+) -> None:
+    browser.set_window_size(500, 900)
+    opened(browser, contents, tmp_path)
+    wide = browser.execute_script(
+        "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
+    browser.set_window_size(1200, 1000)
+    assert wide <= 0

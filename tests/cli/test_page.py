@@ -1,0 +1,139 @@
+"""A report shows the run as it was, and nothing that a model is called can break it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from mimose.page.contents import Contents, contents_of, thinned
+from mimose.page.html import as_data, page_of
+from mimose.page.markdown import markdown_of
+from mimose.page.picture import draw
+from mimose.playback import read_recording
+
+EVIL = "</script><img src=x onerror=alert(1)>|&\u2028$x$"
+
+
+@pytest.fixture(scope="module")
+def contents(recording_file: Path) -> Contents:
+    return contents_of(read_recording(recording_file))
+
+
+def data_in(page: str) -> dict[str, object]:
+    found = re.search(r'<script type="application/json" id="run">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    values: dict[str, object] = json.loads(found[1])
+    return values
+
+
+def test_the_plans_shown_are_those_that_the_run_had(
+    contents: Contents, recording_file: Path
+) -> None:
+    shown = {size.label: size for size in contents.sizes}
+    compared = 0
+    for step in read_recording(recording_file).planned[5:]:
+        size = shown[str(step.size)]
+        assert size.plan == step.plan
+        assert step.peak_bytes is not None
+        assert abs(size.plan_peak_bytes - step.peak_bytes) < 0.02 * step.peak_bytes
+        compared += 1
+    assert compared > 10
+
+
+def test_the_plan_lies_between_all_recomputed_and_all_kept(contents: Contents) -> None:
+    assert any("r" in size.plan for size in contents.sizes)
+    assert any("r" not in size.plan for size in contents.sizes)
+    for size in contents.sizes:
+        assert size.recomputed_peak_bytes <= size.plan_peak_bytes <= size.kept_peak_bytes
+        highest = {name: max(m[3] for m in moments) for name, moments in size.curves.items()}
+        assert highest["plan"] == size.plan_peak_bytes
+        assert highest["kept"] == size.kept_peak_bytes
+        assert highest["recomputed"] == size.recomputed_peak_bytes
+
+
+def test_mimose_recomputes_less_than_a_static_plan_and_that_less_than_everything(
+    contents: Contents,
+) -> None:
+    time = contents.time
+    assert time is not None
+    assert 0 < time.chosen_seconds < time.static_seconds < time.everything_seconds
+
+
+def test_the_page_is_whole_and_asks_nobody_for_anything(contents: Contents) -> None:
+    page = page_of(contents, "run")
+    assert "{{" not in page
+    assert data_in(page)["total_steps"] == contents.total_steps
+
+    class Links(HTMLParser):
+        outside: list[str] = []  # noqa: RUF012
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            for name, value in attrs:
+                if name in ("src", "href", "action") and value not in (None, "data:,"):
+                    self.outside.append(f"{tag} {value}")
+
+    parser = Links()
+    parser.feed(page)
+    assert parser.outside == []
+    assert "default-src 'none'" in page
+    assert not re.findall(r"url\(|@import|fetch\(|XMLHttp", page)
+
+
+def test_names_stay_text_in_every_format(contents: Contents) -> None:
+    named = replace(
+        contents,
+        runs=(EVIL, *contents.runs[1:]),
+        events=({"step": 1, "at": 0.0, "kind": EVIL, "text": EVIL},),
+    )
+    page = page_of(named, EVIL)
+    assert "<img" not in page
+    assert page.count("</script>") == 2
+    assert data_in(page)["runs"][0] == EVIL  # type: ignore[index]
+    text = markdown_of(named, EVIL)
+    assert "<img" not in text
+    assert "onerror=alert(1)>\\|&" in text
+
+
+def test_data_for_a_script_element_holds_no_markup() -> None:
+    values = ["</script>", "<!--", "<script", "a & b"]
+    assert not set("<>&") & set(as_data(values))
+    assert json.loads(as_data(values)) == values
+
+
+def test_markdown_has_a_row_for_every_size(contents: Contents) -> None:
+    text = markdown_of(contents, "run")
+    assert f"{contents.total_steps} steps" in text
+    largest = contents.sizes[-1]
+    assert f"| {largest.label} | {largest.steps} | `{largest.plan}` |" in text
+
+
+def test_the_picture_is_drawn_whatever_blocks_are_called(
+    contents: Contents, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    draw(replace(contents, runs=("$x_{", *contents.runs[1:])), tmp_path / "run.png")
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_has_not_planned_yet_has_a_page(recording_file: Path, tmp_path: Path) -> None:
+    lines = recording_file.read_text().splitlines()
+    first_steps = [line for line in lines if not line.startswith('{"observation"')][:5]
+    (tmp_path / "young.jsonl").write_text("\n".join(first_steps))
+    young = contents_of(read_recording(tmp_path / "young.jsonl"))
+    assert young.sizes == ()
+    assert young.time is None
+    assert data_in(page_of(young, "young"))["sizes"] == []
+    assert "observed" in markdown_of(young, "young")
+
+
+def test_a_long_run_is_thinned_to_its_highest_steps(recording_file: Path) -> None:
+    steps = read_recording(recording_file).steps
+    few = thinned(steps, most=5)
+    assert len(few) == 5
+    assert max(s.peak_bytes or 0 for s in few) == max(s.peak_bytes or 0 for s in steps)
+    assert [s.number for s in few] == sorted(s.number for s in few)
