@@ -33,7 +33,7 @@ def trainer_of(steps: int, **changes: object) -> SFTTrainer:
         args=SFTConfig(tempfile.mkdtemp(), max_steps=steps, save_strategy="no", report_to="none",
                        per_device_train_batch_size=8 if CUDA else 2, bf16=CUDA, **changes),
         train_dataset=Dataset.from_list([{"input_ids": [7] * (n + 2)} for n in lengths]),
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="1"),
+        processing_class=PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1"),
         peft_config=LoraConfig(target_modules="all-linear"),
     )  # fmt: skip
 

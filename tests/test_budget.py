@@ -254,4 +254,21 @@ def test_reserve_grows_past_its_cap_when_memory_ran_out() -> None:
 @pytest.mark.parametrize(("fragments", "most"), [(True, 25_000), (False, 3_000)])
 def test_reserve_never_outgrows_its_cap(fragments: bool, most: int) -> None:
     assert learn(reserve(fragments), over=60_000, grew=True) == most
+
+
+@pytest.mark.parametrize(("fragments", "most"), [(True, 25_000), (False, 8_000)])
+def test_retries_and_observed_steps_make_the_reserve_grow_no_further(
+    fragments: bool, most: int
+) -> None:
     assert learn(reserve(fragments), retries=1000) == most
+    observing = reserve(fragments)
+    observing.learn_unusable(60_000)
+    assert observing.bytes == most
+
+
+def test_most_of_what_an_observed_step_could_not_use_is_reserved() -> None:
+    observing = reserve(fragments=False)
+    observing.learn_unusable(6_000)
+    assert observing.bytes == 4_500
+    observing.learn_unusable(1_000)
+    assert observing.bytes == 4_500

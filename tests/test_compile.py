@@ -1,4 +1,8 @@
-"""A block compiled with `block.compile()` stays compiled, and no decision compiles it again."""
+"""A block compiled with `block.compile()` stays compiled, and no decision compiles it again.
+
+Decisions come from a director here, not from a session: on a CPU a session counts storages by a
+dispatch mode, under which torch compiles nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,12 @@ import torch
 from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
 
+import mimose
+import models
 from compare import assert_same_gradients
 from mimose.attach import Attachment, BlockSeat
 from mimose.blocks import find_blocks
+from mimose.errors import ConflictError, MimoseWarning
 
 
 class Backend:
@@ -61,10 +68,10 @@ def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def compiled(model: nn.Sequential) -> Backend:
+def compiled(model: nn.Sequential, **options: Any) -> Backend:
     backend = Backend()
     for part in model:
-        part.compile(backend=backend)
+        part.compile(backend=backend, **options)
     return backend
 
 
@@ -127,3 +134,110 @@ def test_detaching_leaves_the_block_compiled() -> None:
     assert [part._compiled_call_impl for part in model] == before
     step(model, x)
     assert backend.runs == 2
+
+
+@pytest.mark.parametrize("dynamic", [True, None], ids=["dynamic", "automatic"])
+def test_plans_that_change_with_the_shape_compile_no_more_than_the_shapes_alone(
+    dynamic: bool | None,
+) -> None:
+    model, director = nn.Sequential(Part(), Part(), Part()), Settable()
+    plain = copy.deepcopy(model)
+    batches = [torch.randn(2, length, 8) for length in (4, 7, 5, 9, 4, 12, 6)]
+    plain_backend = compiled(plain, dynamic=dynamic)
+    for i, x in enumerate(batches):
+        torch.manual_seed(i)
+        step(plain, x)
+    expected = [p.grad for p in plain.parameters()]
+    torch._dynamo.reset()
+
+    backend = compiled(model, dynamic=dynamic)
+    Attachment(model, find_blocks(model), director)
+    counts = []
+    for i, x in enumerate(batches):
+        director.blocks = PLANS[i % len(PLANS)]
+        torch.manual_seed(i)
+        step(model, x)
+        counts.append(backend.compilations)
+    assert counts[-1] == plain_backend.compilations
+    assert counts[2] == counts[-1], "compiled again after the shapes were known to vary"
+    for ours, theirs in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(ours.grad, theirs)
+
+
+@pytest.mark.parametrize("dynamic", [True, None], ids=["dynamic", "automatic"])
+def test_a_model_compiled_as_a_whole_after_attaching_is_refused_with_the_advice(
+    dynamic: bool | None,
+) -> None:
+    model, batch = models.encoder()
+    with mimose.auto_checkpoint(model, "1GiB"):
+        with pytest.raises(ConflictError, match=r"compiled as a whole.*block\.compile\(\)"):
+            torch.compile(model, backend="eager", dynamic=dynamic)(**batch)
+
+
+def test_a_model_compiled_as_one_graph_fails_to_compile_with_the_advice() -> None:
+    model, batch = models.encoder()
+    with mimose.auto_checkpoint(model, "1GiB"):
+        with pytest.raises(Exception, match=r"mimose cannot plan.*block\.compile\(\)"):
+            torch.compile(model, backend="eager", fullgraph=True)(**batch)
+
+
+def test_a_model_compiled_as_a_whole_before_attaching_is_refused_with_the_advice() -> None:
+    model, _ = models.encoder()
+    with pytest.raises(ConflictError, match=r"block\.compile\(\)"):
+        mimose.auto_checkpoint(torch.compile(model, backend="eager"), "1GiB")
+    model.compile(backend="eager")
+    with pytest.raises(ConflictError, match=r"block\.compile\(\)"):
+        mimose.auto_checkpoint(model, "1GiB")
+
+
+def test_layers_with_a_call_of_their_own_are_refused_inside_a_compiled_model() -> None:
+    model, batch = models.llama()
+    with mimose.auto_checkpoint(model, "1GiB"):
+        model.compile(backend="eager")
+        with pytest.raises(ConflictError, match=r"block\.compile\(\)"):
+            model(**batch)
+
+
+def in_place(model: nn.Module) -> Any:
+    model.compile(backend="eager")
+    return model
+
+
+def in_a_function(model: nn.Module) -> Any:
+    return torch.compile(lambda input_ids: model(input_ids), backend="eager")
+
+
+@pytest.mark.parametrize("compile_past_the_seat", [in_place, in_a_function])
+def test_a_model_that_trains_past_its_seats_is_told_so_once(
+    compile_past_the_seat: Callable[[nn.Module], Any],
+) -> None:
+    model, batch = models.encoder()
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        trained = compile_past_the_seat(model)
+        with pytest.warns(MimoseWarning, match=r"none of its blocks was called.*block\.compile"):
+            trained(**batch).sum().backward()
+        trained(**batch).sum().backward()
+    assert handle.stats().steps == 0
+
+
+def test_a_model_that_trains_as_planned_carries_no_hook_after_its_first_step() -> None:
+    model, batch = models.encoder()
+    with mimose.auto_checkpoint(model, "1GiB"):
+        models.loss_of(model, batch).backward()
+        assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_a_compiled_model_in_eval_mode_runs_although_mimose_is_attached() -> None:
+    model, batch = models.encoder()
+    with mimose.auto_checkpoint(model, "1GiB"):
+        trained = torch.compile(model, backend="eager")
+        with torch.no_grad():
+            expected = model.eval()(**batch)
+            assert torch.equal(trained(**batch), expected)
+
+
+def test_a_model_in_training_mode_can_be_exported_while_attached() -> None:
+    model, batch = models.Encoder(dropout=0.0), models.encoder()[1]
+    with mimose.auto_checkpoint(model, "1GiB"):
+        program = torch.export.export(model, (), batch)
+    assert torch.allclose(program.module()(**batch), model(**batch))

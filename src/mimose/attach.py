@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from mimose.blocks import Block
+from mimose.bypass import refuse_in_compiled_code
 from mimose.buffers import Place, Snapshot, norm_places, places_in
 from mimose.control import Listener, watch_backward
 from mimose.errors import ConflictError, warn
@@ -128,7 +129,9 @@ class BlockSeat(Seat):
         if not self.module.training or not torch.is_grad_enabled():
             return self.plain(args, kwargs)
         if torch.compiler.is_compiling():
-            return self.plain(args, kwargs)
+            if torch.compiler.is_exporting():
+                return self.plain(args, kwargs)
+            refuse_in_compiled_code()
         if self.cache_positions is not None:
             args, kwargs = _without_cache(self.module, self.cache_positions, args, kwargs)
         if self.director.recompute(self, args, kwargs) and self.trusted is not False:

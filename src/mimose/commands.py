@@ -28,6 +28,9 @@ app = typer.Typer(
 )
 
 
+INTERRUPTED = 130
+
+
 class Format(str, Enum):
     """What a report can be."""
 
@@ -57,6 +60,8 @@ def guarded(commands: typer.Typer, words: Sequence[str], program: str) -> int:
         if not error.format_message():  # no arguments at all: its message was the help
             return 0
         return _refused(program, f"{error.format_message()} Try: {program} --help")
+    if status == INTERRUPTED:  # newer versions of click make an exit of it
+        raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
 
 
@@ -103,11 +108,11 @@ def report(
 ) -> None:
     """Make a page of a recorded run, or of benchmark results: it sees which.
 
-    The page is one file and needs no network.
+    The page is one file and needs no network. Of benchmark results, md and png give a folder.
     """
     first = _first_line(file)
     if first.startswith('{"kind":'):
-        _report_on_benchmark(file, output)
+        _report_on_benchmark(file, format, output)
         return
     if not is_recording(first) and first:
         raise ArgumentError(
@@ -143,15 +148,22 @@ def _write_report(contents: Any, file: Path, format: Format, output: Path | None
     _say(f"written: {target}")
 
 
-def _report_on_benchmark(file: Path, output: Path | None) -> None:
+def _report_on_benchmark(file: Path, format: Format, output: Path | None) -> None:
     from mimose.bench.extras import BenchError
 
     try:
-        from mimose.bench.report import write_report
+        if format is Format.html:
+            from mimose.page.benchmark import benchmark_page
 
-        _say(f"written: {write_report([file], output or file.with_suffix(''))}")
+            written = output or file.with_suffix(".html")
+            written.write_text(benchmark_page(file, f"mimose bench: {file.stem}"), encoding="utf-8")
+        else:
+            from mimose.bench.report import write_report
+
+            written = write_report([file], output or file.with_suffix(""))
     except BenchError as error:
         raise ArgumentError(str(error)) from None
+    _say(f"written: {written}")
 
 
 def _need_matplotlib() -> None:

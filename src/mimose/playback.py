@@ -144,13 +144,16 @@ class _Reader:
     def _step(self, values: dict[str, Any]) -> RecordedStep:
         self._reserve = values.get("reserve", self._reserve)
         layout = self._layouts[values.get("layout", 0)]
+        plan, predicted = values.get("plan"), values.get("predicted")
+        if plan == "":  # after memory ran out: whatever runs is recomputed, nothing is predicted
+            plan, predicted = "r" * len(self.recording.header.blocks), None
         return RecordedStep(
             number=values["step"],
             at_seconds=values["at"],
             size=InputSize(layout, tuple(values["size"])),
-            plan=values.get("plan"),
+            plan=plan,
             base_bytes=values["base"],
-            predicted_bytes=values.get("predicted"),
+            predicted_bytes=predicted,
             peak_bytes=values["peak"],
             held_bytes=values["held"],
             milliseconds=values["ms"],

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from mimose.attach import Seat
+from mimose.bypass import refuse_in_compiled_code
 
 
 class Owner(Protocol):
@@ -32,7 +33,9 @@ class RootSeat(Seat):
         if not self.module.training or not torch.is_grad_enabled():
             return self.plain(args, kwargs)
         if torch.compiler.is_compiling():
-            return self.plain(args, kwargs)
+            if torch.compiler.is_exporting():
+                return self.plain(args, kwargs)
+            refuse_in_compiled_code()
         self.owner.forward_begins(args, kwargs)
         try:
             out = self.plain(args, kwargs)

@@ -26,6 +26,7 @@ from mimose.attach import Attachment, BlockSeat
 from mimose.blocks import Selector, find_blocks
 from mimose.budget import parse_budget, text_of
 from mimose.buffers import likely_places
+from mimose.bypass import Tripwire, refuse_compiled
 from mimose.collector import Ride, Shuttle, Stale
 from mimose.correction import Watch
 from mimose.errors import ArgumentError, ConflictError, warn
@@ -146,16 +147,19 @@ class Mimose:
         self._setting: Setting | None = None
         self._attachment: Attachment | None = None
         self._agreement = Agreement([])
+        self._tripwire = Tripwire(model, [])
         self._recorder: Recorder | None = None
         self._root = RootSeat(model, self)
         if os.environ.get("MIMOSE_DISABLE", "") not in ("", "0"):
             log.info("MIMOSE_DISABLE is set: the model is left as it is")
             return
         _replace_former(model)
+        refuse_compiled(model)
         if record is not None:
             self._recorder = Recorder(record)
         self._attachment = Attachment(model, found, self)
         self._agreement = Agreement(self._attachment.seats)
+        self._tripwire = Tripwire(model, found)
         self._root.take()
 
     # What people call
@@ -176,6 +180,7 @@ class Mimose:
             return
         self._attachment.detach()
         self._attachment = None
+        self._tripwire.close()
         self._root.leave()
         self._step = None
         if self._setting is not None:
@@ -392,6 +397,7 @@ class Mimose:
         if self._setting is None:
             self._settle()
         assert self._setting is not None
+        self._tripwire.close()
         self._read_observations()
         size = self._announced_size or self._size_of(args, kwargs)
         self._announced_size = None

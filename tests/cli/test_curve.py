@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chains import chains, steady
+from chains import chains, realistic_chains, steady
 from mimose.page.curve import curve
 from mimose.timeline import levels, peak
 
@@ -15,7 +15,7 @@ from mimose.timeline import levels, peak
 @steady
 @given(st.data())
 def test_the_highest_moment_is_the_peak_of_the_timeline(data: Any) -> None:
-    profile = data.draw(chains)
+    profile = data.draw(realistic_chains())
     plan = [data.draw(st.booleans()) for _ in profile.runs]
     fixed_as_timeline = [again or run.fixed for run, again in zip(profile.runs, plan, strict=True)]
     moments = curve(profile, fixed_as_timeline)

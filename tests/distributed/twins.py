@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import mimose
+import models
 from compare import assert_same_gradients
 from training import Dice, texts
 
@@ -33,6 +34,22 @@ def batches_of(rank: int, count: int = 14) -> list[Batch]:
     """Batches whose lengths are this rank's own, and come again: what was seen can be planned."""
     torch.manual_seed(100 + rank)
     return texts([(20, 33, 50)[i % 3] + 7 * rank for i in range(count)], batch=2)
+
+
+def in_fp32(model: nn.Module, batch: Batch) -> torch.Tensor:
+    return models.loss_of(model, batch)
+
+
+def in_bf16(model: nn.Module, batch: Batch) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return models.loss_of(model, batch)
+
+
+def assert_plans_differ(records: list[Record]) -> None:
+    first, second = records
+    assert len(first.planned) >= 5
+    assert len(set(first.planned)) > 1, "plans do not differ from step to step"
+    assert first.plans != second.plans, "plans do not differ from rank to rank"
 
 
 def throwing_dice(model: nn.Module, rank: int, **options: Any) -> mimose.Mimose:

@@ -27,8 +27,8 @@ def _8_bit(parameters: Parameters) -> torch.optim.Optimizer:
     return made
 
 
-def _adamw(**options: Any) -> Optimizer:
-    return lambda parameters: torch.optim.AdamW(parameters, 1e-3, **options)
+def _fused(parameters: Parameters) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, 1e-3, fused=True)
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ WAYS = {
     "autocast to bf16": Way(autocast=torch.bfloat16),
     "autocast to fp16, loss scaled": Way(autocast=torch.float16, scaled=True),
     "bf16 model": Way(dtype=torch.bfloat16),
-    "fused optimizer": Way(optimizer=_adamw(fused=True)),
-    "optimizer without foreach": Way(optimizer=_adamw(foreach=False)),
+    "fused optimizer": Way(optimizer=_fused),
     "8-bit optimizer": Way(optimizer=_8_bit),
 }
 

@@ -68,7 +68,8 @@ def bench(
 ) -> None:
     """Measure training under a memory budget, against peers, on this machine.
 
-    Results go to a file as they come; the same command continues what was interrupted.
+    Results go to a file as they come; the same command continues what was interrupted, and tasks,
+    budgets, contestants and rounds may be added to a file.
     """
     try:
         if report:

@@ -112,7 +112,7 @@ def lengths(sheet: Sheet, task: str, axis: Any) -> None:
     _labels(axis, "padded length", "batches")
     peaks = axis.twinx()
     seen = sorted(survey.full_batches, key=lambda o: o.size.dims)
-    x = [_length(o.size, survey.largest, steps) for o in seen]
+    x = [_length(o.size) for o in seen]
     peaks.plot(x, _gib([survey.kept_bytes(o.size) for o in seen]), "C0.-", label="all kept")
     peaks.plot(
         x, _gib([survey.recomputed_bytes(o.size) for o in seen]), "C1.-", label="all recomputed"
@@ -209,10 +209,14 @@ def _all_steps(sheet: Sheet, task: str) -> Iterator[Any]:
             yield record.run.steps
 
 
-def _length(size: InputSize, largest: InputSize, steps: Any) -> int:
-    """The first dimension of a size that varies with the length."""
-    longest = max(length[0] for length in steps.lengths)
-    return size.dims[largest.dims.index(longest)]
+def _length(size: InputSize) -> int:
+    """The last dimension of the input tokens."""
+    at = 0
+    for name, rank in size.layout:
+        at += rank
+        if name == "input_ids":
+            return size.dims[at - 1]
+    return size.dims[-1]
 
 
 _FIGURES: tuple[Any, ...] = (

@@ -30,6 +30,9 @@ class Playback:
         self._counts[seat.index] = nth + 1
         return self._plan.get((seat.index, nth), True)
 
+    def ran_out(self, seat: BlockSeat) -> None:
+        raise AssertionError("no block is guarded here: running out of memory is the step's end")
+
     @property
     def recomputed(self) -> int:
         """How many runs the plan recomputes."""

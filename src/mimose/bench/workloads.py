@@ -38,11 +38,6 @@ class BatchShape:
     rows: int
     lengths: tuple[int, ...]
 
-    def covers(self, other: BatchShape) -> bool:
-        """Whether no dimension of the other is larger."""
-        pairs = zip(self.lengths, other.lengths, strict=True)
-        return self.rows >= other.rows and all(mine >= its for mine, its in pairs)
-
 
 @dataclass(frozen=True, slots=True)
 class Task:

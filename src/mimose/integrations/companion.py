@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
@@ -32,6 +34,7 @@ class Companion:
         self._options = options
         self._interval = Interval()
         self._learned: dict[str, Any] | None = None
+        self._model: Callable[[], nn.Module | None] = lambda: None
         self.handle: Mimose | None = None
         """Of the present run, or of the last one."""
 
@@ -41,11 +44,14 @@ class Companion:
 
     def begin(self, model: nn.Module) -> Mimose:
         """A run begins. If it begins once more (after a smaller batch was chosen), go on."""
-        if self.handle is None or not self.handle.attached:
-            self.handle = auto_checkpoint(model, self._memory_budget, **self._options)
-            self._interval = Interval()
-            if self._learned:
-                self.handle.load_state_dict(self._learned)
+        if self.handle is not None and self.attached and self._model() is model:
+            return self.handle
+        self.end()
+        self.handle = auto_checkpoint(model, self._memory_budget, **self._options)
+        self._model = weakref.ref(model)
+        self._interval = Interval()
+        if self._learned:
+            self.handle.load_state_dict(self._learned)
         return self.handle
 
     def end(self) -> None:
@@ -74,7 +80,7 @@ class Companion:
 
     def save(self, folder: Path) -> None:
         """Beside a trainer's checkpoint."""
-        if self.handle is not None and folder.is_dir():
+        if self.attached and folder.is_dir():
             (folder / FILE_NAME).write_text(json.dumps(self.state_dict()))
 
     def load(self, folder: Path) -> None:
@@ -86,6 +92,8 @@ class Companion:
         try:
             learned = json.loads(file.read_text())
         except ValueError as error:
-            warn(f"{file} cannot be read ({error}): mimose observes anew. Training goes on")
-            return
-        self.load_state_dict(learned)
+            learned = error
+        if isinstance(learned, dict):
+            self.load_state_dict(learned)
+        else:
+            warn(f"{file} is damaged ({learned!r:.80}): mimose observes anew. Training goes on")

@@ -11,6 +11,7 @@ from typing import Any
 from mimose.inputs import InputSize
 from mimose.outlook import Outlook, whole_seconds
 from mimose.page.curve import curve
+from mimose.plan import Plan
 from mimose.planners import Optimal, Static
 from mimose.playback import RecordedStep, Recording
 from mimose.shapes import Shape
@@ -207,21 +208,34 @@ def _sizes(recording: Recording, outlook: Outlook, axis: SizeAxis) -> tuple[Size
     if len(pairs) > _MOST_SIZES:
         last = len(pairs) - 1
         pairs = [pairs[round(i * last / (_MOST_SIZES - 1))] for i in range(_MOST_SIZES)]
+    had = {step.size: step.plan for step in recording.planned if step.predicted_bytes}
     budget = recording.header.budget_bytes
     return tuple(
-        _size(outlook, size, profile, axis.x(size), counts[size], budget) for size, profile in pairs
+        _size(
+            outlook,
+            profile,
+            _plan(outlook, profile, had.get(size), budget),
+            x=axis.x(size),
+            steps=counts[size],
+        )
+        for size, profile in pairs
     )
 
 
-def _size(
-    outlook: Outlook, size: InputSize, profile: Profile, x: int, steps: int, budget: int
-) -> SizeFigures:
-    plan = outlook.plan(profile, budget)
+def _plan(outlook: Outlook, profile: Profile, had: str | None, budget: int) -> Plan:
+    """The plan that steps of this size last had; of a size that was observed, what it would get."""
+    if had is None or len(had) != len(profile.runs):
+        return outlook.plan(profile, budget)
+    choices = tuple(letter == "r" for letter in had)
+    return Plan.of(profile, choices, outlook.available(profile, budget))
+
+
+def _size(outlook: Outlook, profile: Profile, plan: Plan, *, x: int, steps: int) -> SizeFigures:
     base, count = outlook.base_bytes(profile), len(profile.runs)
     choices = {"plan": plan.recompute, "kept": (False,) * count, "recomputed": (True,) * count}
     letters = zip(profile.runs, plan.recompute, strict=True)
     return SizeFigures(
-        label=str(size),
+        label=str(profile.size),
         x=x,
         steps=steps,
         base_bytes=base,

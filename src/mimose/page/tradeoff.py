@@ -26,7 +26,9 @@ def draw_tradeoff(question: Question, weights: Mapping[InputSize, float], path: 
     figure = Figure(figsize=(8, 4.6), layout="constrained", dpi=150)
     axes = figure.subplots()
     axes.plot(at, times, color="#0b8a7d", linewidth=2)
-    axes.axvline(low / unit, color="#c22f4a", linestyle="--", label="below this nothing fits")
+    axes.axvline(
+        low / unit, color="#c22f4a", linestyle="--", label="below this the largest does not fit"
+    )
     axes.axvline(high / unit, color="#2f6fb5", linestyle="--", label="from here all is kept")
     says = "expected ms a step" if timed else "expected ms of recomputing a step"
     axes.set(xlabel=f"budget, {name}", ylabel=says, title=f"Up to {ends.largest}")

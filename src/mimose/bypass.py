@@ -1,0 +1,68 @@
+"""Notice a model that trains past mimose: compiled as a whole, its blocks are never called.
+
+The compiler takes a module's `forward` for its call, so that no seat is asked, and nothing would
+tell. Two things do: the seat on the model, where it is itself compiled, and a gradient that arrives
+although no block has ever run.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from mimose.blocks import Block
+from mimose.errors import ConflictError, warn
+
+_ADVICE = (
+    "compile its blocks instead, before or after attaching: `for block in blocks: block.compile()`. "
+    "They are then planned for, and no plan compiles them again"
+)
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    """Refuse a model that is compiled as a whole already."""
+    if hasattr(model, "_orig_mod") or model.__dict__.get("_compiled_call_impl") is not None:
+        _refuse()
+
+
+@torch.compiler.disable(reason=f"mimose cannot plan inside a compiled model: {_ADVICE}")  # type: ignore[untyped-decorator]
+def refuse_in_compiled_code() -> NoReturn:
+    """Refuse from inside compiled code, which breaks off here and raises."""
+    _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise ConflictError(
+        f"the model is compiled as a whole, so that its blocks are never called: {_ADVICE}"
+    )
+
+
+class Tripwire:
+    """Until the first step: says so when a gradient arrives although no block has run."""
+
+    def __init__(self, model: nn.Module, blocks: list[Block]) -> None:
+        self._model = weakref.ref(model)
+        parameters = (p for block in blocks for p in block.module.parameters())
+        trained = next((p for p in parameters if p.requires_grad and p.is_leaf), None)
+        self._hook: Any = None
+        if trained is not None:
+            self._hook = trained.register_post_accumulate_grad_hook(self._arrives)
+
+    def close(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _arrives(self, _: torch.Tensor) -> None:
+        model = self._model()
+        if model is None or not model.training:
+            return
+        self.close()
+        warn(
+            "the model trains, but none of its blocks was called as a module, so nothing is "
+            f"planned. If it is compiled as a whole: {_ADVICE}. If their forward is called "
+            "directly, or blocks= names modules that do not run: name those that do"
+        )

@@ -1,0 +1,244 @@
+"""The command line as its users meet it: answers, one-line refusals, exit codes, clean pipes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import mimose
+from mimose import demo
+from mimose.cli import main
+
+SOURCE = str(Path(mimose.__file__).parent.parent)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    status = main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """One line on standard error, exit status 2, nothing on standard output."""
+    status, out, err = said(capsys, *words)
+    assert status == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("mimose")
+    return err
+
+
+def shell(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mimose.cli", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCE, **environment},
+        check=False,
+    )
+
+
+def test_report_writes_each_format_beside_the_recording(
+    capsys: pytest.CaptureFixture[str], recording_file: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "run.jsonl"
+    copy.write_bytes(recording_file.read_bytes())
+    for form, start in (("html", b"<!doctype"), ("md", b"# mimose"), ("png", b"\x89PNG")):
+        status, out, err = said(capsys, "report", copy, "--format", form)
+        written = copy.with_suffix(f".{form}")
+        assert (status, out) == (0, "")
+        assert str(written) in err
+        assert written.read_bytes().startswith(start)
+
+
+def test_report_speaks_to_machines(
+    capsys: pytest.CaptureFixture[str], recording_file: Path
+) -> None:
+    status, out, err = said(capsys, "report", recording_file, "--json")
+    assert (status, err) == (0, "")
+    values = json.loads(out)
+    assert values["total_steps"] == 25
+    assert len(values["sizes"]) > 10
+
+
+def test_report_to_the_terminal(capsys: pytest.CaptureFixture[str], recording_file: Path) -> None:
+    status, out, _ = said(capsys, "report", recording_file, "--format", "md", "-o", "-")
+    assert status == 0
+    assert out.startswith("# mimose: run")
+
+
+def test_plan_answers_in_a_table_and_to_machines(
+    capsys: pytest.CaptureFixture[str], recording_file: Path, tmp_path: Path
+) -> None:
+    status, out, _ = said(capsys, "plan", recording_file, "-b", "6MiB", "-b", "8MiB")
+    assert status == 0
+    assert "6.00 MiB" in out
+    assert "whatever is" in out
+    status, out, _ = said(
+        capsys, "plan", recording_file, "-b", "6MiB", "--lengths", "20-160", "--json",
+        "--plot", tmp_path / "plan.png",
+    )  # fmt: skip
+    assert status == 0
+    (row,) = json.loads(out)["rows"]
+    assert row["budget_bytes"] == 6 << 20
+    assert row["recompute_seconds"] > 0
+    assert (tmp_path / "plan.png").exists()
+
+
+def test_what_cannot_be_is_answered_in_one_line(
+    capsys: pytest.CaptureFixture[str], recording_file: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_text("hello\n")
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    young = tmp_path / "young.jsonl"
+    young.write_text(recording_file.read_text().split("\n")[0] + "\n")
+    assert "no such file" in refused(capsys, "report", tmp_path / "nowhere.jsonl")
+    assert "neither a recording nor" in refused(capsys, "report", other)
+    assert "no training step" in refused(capsys, "report", empty)
+    assert "train a little longer" in refused(capsys, "report", young)
+    assert "directory" in refused(capsys, "report", tmp_path)
+    assert "invalid" in refused(capsys, "report", recording_file, "--format", "pdf").lower()
+    assert "neither a recording nor" in refused(capsys, "plan", other)
+    assert "did you mean 6GiB?" in refused(capsys, "plan", recording_file, "-b", "6G")
+    assert "like 6GiB" in refused(capsys, "plan", recording_file, "-b", "80%")
+    assert "neither numbers nor a file" in refused(
+        capsys, "plan", recording_file, "--lengths", "nowhere.csv"
+    )
+    assert "is none of" in refused(capsys, "plan", recording_file, "--planner", "best")
+    assert "--help" in refused(capsys, "repot")
+    assert "--help" in refused(capsys, "report")
+
+
+def test_help_comes_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("report", "plan", "demo"):
+        status, out, _ = said(capsys, command, "--help")
+        assert status == 0
+        assert f"mimose {command}" in out.partition("Examples")[2]
+    status, out, _ = said(capsys, "--help")
+    assert status == 0
+    for command in ("report", "plan", "demo", "doctor", "bench"):
+        assert command in out
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "--version")[:2] == (0, f"mimose {mimose.__version__}\n")
+
+
+def test_no_colours_go_into_a_pipe(recording_file: Path) -> None:
+    done = shell("plan", str(recording_file), TERM="xterm-256color")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_without_typer_a_command_says_what_to_install_and_doctor_works(tmp_path: Path) -> None:
+    for package in ("typer", "rich"):
+        (tmp_path / f"{package}.py").write_text("raise ModuleNotFoundError(name=__name__)")
+    code = (
+        "import importlib.util, sys\n"
+        "real = importlib.util.find_spec\n"
+        "gone = lambda name, *a: None if name in ('typer', 'rich') else real(name, *a)\n"
+        "importlib.util.find_spec = gone\n"
+        "from mimose.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), SOURCE])
+    done = {
+        command: subprocess.run(
+            [sys.executable, "-c", code, command, "x"] if command != "doctor"
+            else [sys.executable, "-c", code, command],
+            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}, check=False,
+        )
+        for command in ("report", "doctor")
+    }  # fmt: skip
+    assert done["report"].returncode == 2
+    assert "pip install 'mimose[cli]'" in done["report"].stderr
+    assert done["report"].stderr.count("\n") == 1
+    assert done["doctor"].returncode == 0, done["doctor"].stderr
+    assert "torch" in done["doctor"].stdout
+
+
+def test_ctrl_c_is_clean(tmp_path: Path) -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-m", "mimose.cli", "demo", "-o", str(tmp_path / "demo.html")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+    assert running.stderr is not None
+    assert "plain" in running.stderr.readline()
+    time.sleep(0.3)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "Traceback" not in err
+    assert "interrupted" in err
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo, small: what takes a minute is the training, not the telling."""
+    monkeypatch.setattr(demo, "STEPS", 8)
+    monkeypatch.setattr(demo, "ROUNDS", 1)
+    monkeypatch.setattr(demo, "SMALL", demo.Shape(width=16, layers=3, batch=2, longest=96))
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_demo_compares_four_ways_and_leaves_a_page(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "demo.html"
+    status, out, err = said(capsys, "demo", "-o", page)
+    assert status == 0
+    for way in ("plain", "everything recomputed", "static plan", "mimose"):
+        assert f"\n{way} " in f"\n{out}"
+    assert "identical, bit for bit" in out
+    assert "input 2×96" in out
+    assert str(page) in err
+    assert page.read_text().startswith("<!doctype")
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_demo_speaks_to_machines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    status, out, _ = said(capsys, "demo", "--json", "-o", tmp_path / "demo.html")
+    assert status == 0
+    values = json.loads(out)
+    assert values["identical"]
+    assert values["ways"]["mimose"]["peak_bytes"] <= values["budget_bytes"]
+    assert values["ways"]["plain"]["peak_bytes"] > values["budget_bytes"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_demo_needs_no_extras(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert demo.main() == 0
+    assert str(tmp_path / "mimose-demo.html") in capsys.readouterr().out
+
+
+def test_the_live_view_draws_steps_blocks_and_memory() -> None:
+    rich = pytest.importorskip("rich.console")
+    from mimose.terminal import LiveDemo
+
+    console = rich.Console(record=True, force_terminal=True, width=100, file=io.StringIO())
+    moment = demo.Moment(1, 2, "mimose", 7, 41, 120, "rrK", 90 << 20, 100 << 20)
+    with LiveDemo(console) as live:
+        live(moment)
+        shown = console.export_text(clear=False)
+        live(moment.__class__(**{**vars(moment), "peak_bytes": 200 << 20}))
+        over = console.export_text()
+    for words in ("round 1 of 2", "mimose", "7 of 41, 120 tokens", "██ ██ ██", "of 100 MiB"):
+        assert words in shown
+    assert ": over" not in shown
+    assert ": over" in over

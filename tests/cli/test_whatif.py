@@ -1,0 +1,147 @@
+"""What-if answers are those that training would give."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import mimose
+from mimose.asking import Question
+from mimose.lengths import padded, parse_lengths
+from mimose.outlook import Outlook
+from mimose.playback import Recording, read_recording
+from mimose.whatif import Lengths, forecast
+from training import between, counted, peak_of_plain, task, texts, train
+
+
+@pytest.fixture(scope="module")
+def recording(recording_file: Path) -> Recording:
+    return read_recording(recording_file)
+
+
+@pytest.fixture(scope="module")
+def question(recording_file: Path) -> Question:
+    return Question.about(recording_file, None)
+
+
+def test_a_budget_that_was_never_run_gets_the_plans_that_it_then_has(
+    recording: Recording, question: Question
+) -> None:
+    model, batches, _ = task("encoder")
+    other = between(recording.peak_bytes // 2, recording.peak_bytes, 0.5)
+    plans: list[tuple[str, str]] = []
+    with mimose.auto_checkpoint(model, other) as handle:
+
+        def compare() -> None:
+            stats = handle.stats()
+            if stats.last_plan is None or stats.last_size is None or stats.planned_steps < 5:
+                return
+            profile = question.outlook.profile(stats.last_size)
+            assert profile is not None
+            plans.append((str(question.outlook.plan(profile, other)), str(stats.last_plan)))
+
+        train(model, batches, after_step=compare)
+    same = sum(asked == had for asked, had in plans)
+    assert len(plans) > 10
+    assert same >= 0.8 * len(plans)
+    assert any("r" in had for _, had in plans)
+
+
+def test_more_memory_never_costs_more_time(question: Question) -> None:
+    rows = question.forecast(question.weights(None, samples=False)).rows
+    again = [row.recompute_seconds for row in rows]
+    assert again == sorted(again, reverse=True)
+    assert again[0] > again[-1] == 0.0
+    assert [row.recomputed_share for row in rows][-1] == 0.0
+    assert all(row.step_seconds is not None and row.step_seconds > 0 for row in rows)
+
+
+def test_below_the_least_budget_the_largest_input_does_not_fit(question: Question) -> None:
+    weights = question.weights(None, samples=False)
+    least = question.forecast(weights).least_budget_bytes
+    enough, too_little = question.forecast(weights, [least, least - 200_000]).rows
+    assert enough.too_large_share == 0.0
+    assert too_little.too_large_share > 0.0
+
+
+def test_the_budget_from_which_all_is_kept_is_what_plain_training_needs(
+    question: Question,
+) -> None:
+    model, batches, _ = task("encoder")
+    forecast_ = question.forecast(question.weights(None, samples=False))
+    needed = forecast_.easy_budget_bytes * (1 - question.outlook.reserve_share)
+    assert abs(needed - peak_of_plain(model, batches)) < 0.03 * needed
+
+
+def test_the_largest_length_fits_and_a_longer_one_does_not(question: Question) -> None:
+    model, _, _ = task("encoder")
+    budget = 6 << 20
+    (row,) = question.forecast(question.weights(None, samples=False), [budget]).rows
+    assert row.largest is not None
+    assert row.largest.extrapolated
+    room = budget * (1 - question.outlook.reserve_share)
+    peaks = []
+    for length in (int(0.97 * row.largest.length), int(1.06 * row.largest.length)):
+        with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+            train(model, texts([length]))
+            with counted() as counter:
+                train(model, texts([length]))
+                peaks.append(counter.peak)
+    assert peaks[0] <= room < peaks[1]
+
+
+def test_lengths_are_read_as_people_write_them(tmp_path: Path) -> None:
+    assert parse_lengths("64") == {64: 1.0}
+    assert parse_lengths("64, 128,64") == {64: 2.0, 128: 1.0}
+    assert parse_lengths("3-5") == {3: 1.0, 4: 1.0, 5: 1.0}
+    file = tmp_path / "lengths.csv"
+    file.write_text("length,count\n10,3\n20,1\n")
+    assert parse_lengths(str(file)) == {10: 3.0, 20: 1.0}
+    file.write_text("7\n7\n9\n")
+    assert parse_lengths(str(file)) == {7: 2.0, 9: 1.0}
+    for wrong in ("long", "5-3", "0", "-4", "1,,2"):
+        with pytest.raises(mimose.ArgumentError, match='write "128"'):
+            parse_lengths(wrong)
+    file.write_text("length,count\n10,many\n")
+    with pytest.raises(mimose.ArgumentError, match="line 2"):
+        parse_lengths(str(file))
+
+
+def test_samples_are_padded_to_the_longest_of_a_batch() -> None:
+    assert padded({1: 1, 2: 1}, batch=1) == {1: 0.5, 2: 0.5}
+    assert padded({1: 1, 2: 1}, batch=3) == {1: 0.125, 2: 0.875}
+
+
+def test_lengths_never_seen_are_left_out_and_counted(question: Question) -> None:
+    weights = question.weights("50,100,1000,2000", samples=False)
+    assert question.forecast(weights).beyond_share == pytest.approx(0.5)
+
+
+def test_a_length_becomes_a_size_of_the_recorded_shape(recording: Recording) -> None:
+    lengths = Lengths([step.size for step in recording.steps])
+    assert lengths.one_way
+    assert lengths.pattern == "4×n"
+    assert lengths.at(77).dims == (4, 77)
+
+
+def test_saved_knowledge_answers_as_a_recording_does(
+    recording: Recording, question: Question, recording_file: Path
+) -> None:
+    outlook = Outlook.of(recording)
+    saved = recording_file.with_name("state.json")
+    with pytest.raises(mimose.ArgumentError, match="add --floor"):
+        Question.about(saved, None)
+    asked = Question.about(saved, None, outlook.floor_bytes)
+    weights = {size: float(n) for size, n in Counter(s.size for s in recording.steps).items()}
+    one, other = (f.forecast(weights, [8 << 20]) for f in (question, asked))
+    assert other.least_budget_bytes == pytest.approx(one.least_budget_bytes, rel=0.02)
+    assert other.rows[0].recomputed_share == pytest.approx(one.rows[0].recomputed_share, abs=0.1)
+    assert other.rows[0].step_seconds is None
+
+
+def test_sizes_of_which_nothing_is_known_are_refused(recording: Recording) -> None:
+    lengths = Lengths([step.size for step in recording.steps])
+    with pytest.raises(mimose.ArgumentError, match="record more steps"):
+        forecast(Outlook.of(recording), {lengths.at(5000): 1.0})
