@@ -136,7 +136,7 @@ class BlockSeat(Seat):
             args, kwargs = _without_cache(self.module, self.cache_positions, args, kwargs)
         if self.director.recompute(self, args, kwargs) and self.trusted is not False:
             out = self._recomputed(args, kwargs)
-        elif self.guarded and self.trusted:
+        elif self.guarded and self.trusted and self._may_run_twice:
             out = self._kept_if_it_fits(args, kwargs)
         else:
             out = self.plain(args, kwargs)
@@ -146,6 +146,11 @@ class BlockSeat(Seat):
             after, self.after = self.after, None
             after((args, kwargs), out)
         return out
+
+    @property
+    def _may_run_twice(self) -> bool:
+        """Whether nobody else takes part in its forward: other ranks, or hooks such as FSDP2's."""
+        return not self.speaks_to and not self.module._forward_pre_hooks
 
     def _kept_if_it_fits(self, args: Any, kwargs: Any) -> Any:
         guard = Guard(self.changing, args, kwargs)

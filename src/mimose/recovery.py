@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from mimose.errors import OutOfMemory
 from mimose.failure import forget, is_out_of_memory
 from mimose.ranks import Spoken, why_not_alone
+from mimose.ranks import Spoken, why_not_alone
 from mimose.restart import Restart
 from mimose.scheduler import AS_PLANNED, EVERYTHING, STRICTER
 
@@ -27,13 +28,16 @@ class Patient(Protocol):
     def give_up_step(self, why: str) -> bool:
         """Forget the step that failed; whether it kept anything."""
 
+    def failed_in_forward(self) -> bool:
+        """Whether the model's forward was still running when memory ran out."""
+
     def does_not_fit(self) -> str:
         """What cannot be helped, in words and numbers."""
 
 
 def recover(patient: Patient, function: Callable[..., T], args: Any, kwargs: Any) -> T:
     """The value of `function`, if need be of a second or third attempt."""
-    start = patient.restart()
+    start, spoken = patient.restart(), Spoken()
     strictness = AS_PLANNED
     while True:
         why, spoken = "", Spoken()
@@ -55,9 +59,15 @@ def recover(patient: Patient, function: Callable[..., T], args: Any, kwargs: Any
         if bound is not None:
             start.settle()
             raise OutOfMemory(f"{why}. One of several ranks must not try again alone: {bound}")
+        alone = why_not_alone(spoken, in_forward=patient.failed_in_forward())
         kept_something = patient.give_up_step(why)
         start.rewind()
         gc.collect()
+        if alone is not None:
+            start.settle()
+            raise OutOfMemory(
+                f"memory ran out on this rank, and it cannot try again: {alone} ({why})"
+            )
         if strictness == EVERYTHING:
             start.settle()
             raise OutOfMemory(f"{patient.does_not_fit()} ({why})")

@@ -142,6 +142,7 @@ class Mimose:
         self._loaded: Mapping[str, Any] | None = None
         self._keepsake: Keepsake | None = None
         self._after_broken_step = False
+        self._forward_failed = False
         self._announced_size: InputSize | None = None
         self._in_use_before: int | None = None
         self._setting: Setting | None = None
@@ -279,6 +280,10 @@ class Mimose:
             self._setting.failed(at)
         return planned is not None and bool(planned.plan.kept)
 
+    def failed_in_forward(self) -> bool:
+        """Whether the model's forward was still running when memory ran out."""
+        return self._forward_failed
+
     def does_not_fit(self) -> str:
         """What cannot be helped, in words and numbers."""
         size = self._last_step.size if self._last_step else "of unknown size"
@@ -356,6 +361,7 @@ class Mimose:
 
     def forward_begins(self, args: Any, kwargs: Any) -> None:
         """The root's forward is called in training."""
+        self._forward_failed = False
         assert self._attachment is not None
         self._attachment.take_seats()
         if self._setting is None:
@@ -388,6 +394,7 @@ class Mimose:
 
     def forward_failed(self) -> None:
         """An exception left the root's forward: no backward will come."""
+        self._forward_failed = True
         self._step = None
         self._announced_size = None
 
