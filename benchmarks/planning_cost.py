@@ -64,7 +64,9 @@ def session_costs(device: str) -> dict[str, Any]:
         "reading_us": microseconds(setting.meter.read),
         "size_us": microseconds(lambda: handle._size_of((), batch_111)),
         "cached_plan_us": microseconds(lambda: handle._planned(setting, size, reading)),
-        "new_plan_us": microseconds(lambda: handle._scheduler.new_plan(size, tight, in_step), calls=50),
+        "new_plan_us": microseconds(
+            lambda: handle._scheduler.new_plan(size, tight, in_step), calls=50
+        ),
     }
     handle.detach()
     return costs

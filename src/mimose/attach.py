@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from mimose.blocks import Block
-from mimose.bypass import refuse_in_compiled_code
 from mimose.buffers import Place, Snapshot, norm_places, places_in
+from mimose.bypass import refuse_in_compiled_code
 from mimose.control import Listener, watch_backward
 from mimose.errors import ConflictError, warn
 from mimose.ranks import Spoken

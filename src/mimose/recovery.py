@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeVar
 from mimose.errors import OutOfMemory
 from mimose.failure import forget, is_out_of_memory
 from mimose.ranks import Spoken, why_not_alone
-from mimose.ranks import Spoken, why_not_alone
 from mimose.restart import Restart
 from mimose.scheduler import AS_PLANNED, EVERYTHING, STRICTER
 

@@ -69,13 +69,14 @@ def train_side_by_side(
 ) -> Record:
     """Train both on the same batches and the same dice; gradients are compared at each step."""
     record = Record()
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (plain, ours)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.005) for m in (plain, ours)]
     for i, batch in enumerate(batches):
         for model in (plain, ours):
             torch.manual_seed(i)
             with accumulating(model, i):
                 loss_of(model, batch).backward()
-        assert_same_gradients(ours, plain)
+        if updates_after(i):
+            assert_same_gradients(ours, plain)
         record.plans.append(_plan_of_last_step(handle))
         handle._scheduler.cache.clear()  # new dice for each step
         if updates_after(i):
