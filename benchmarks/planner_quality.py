@@ -135,7 +135,7 @@ class Bench:
         """A planned step beside the plan that exact knowledge would have made of the same bytes."""
         budget, reserve = handle.budget_bytes, handle._setting.reserve.bytes
         available = budget - reserve - step.start.in_use
-        exact = truth.profile().in_step(truth.born_bytes, 0, handle._setting.gradient_bytes)
+        exact = truth.profile().in_step(truth.born_bytes, 0, handle._setting.gradients.bytes)
         best = Optimal().plan(exact, available)
         ours = step.plan
         return {

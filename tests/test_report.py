@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import mimose
@@ -135,3 +136,33 @@ def test_stats_of_a_handle_that_has_not_trained_are_empty() -> None:
     with mimose.auto_checkpoint(models.Encoder(), "64MiB") as handle:
         assert handle.stats().steps == 0
         assert str(handle.stats()).startswith("0 steps")
+
+
+def test_in_a_notebook_everything_renders_as_html() -> None:
+    model, batches, budget = task("encoder", share=0.3)
+    longest = max(batches, key=lambda batch: batch["input_ids"].shape[1])
+    with mimose.auto_checkpoint(model, budget) as handle:
+        before = handle.explain(**longest)._repr_html_()
+        train(model, batches)
+        explanation = handle.explain(**longest)
+        stats = handle.stats()
+        whole = handle._repr_html_()
+    assert "nothing is known" in before
+    html = explanation._repr_html_()
+    assert explanation.plan is not None
+    assert html.count('title="recompute"') == sum(explanation.plan.recompute)
+    assert html.count('title="keep"') == explanation.plan.kept
+    assert "encoder.layers.0" in html
+    assert f"{stats.planned_steps} planned" in stats._repr_html_()
+    assert "mimose on 3 blocks" in whole
+
+
+def test_in_a_notebook_names_stay_text() -> None:
+    model, batches, budget = task("encoder")
+    with mimose.auto_checkpoint(model, budget) as handle:
+        train(model, batches)
+        explanation = handle.explain(**batches[0])
+    evil = "<script>alert(1)</script>"
+    html = dataclasses.replace(explanation, blocks=(evil,) * 3)._repr_html_()
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html

@@ -275,3 +275,20 @@ def test_two_dimensions_that_vary_are_learned() -> None:
         train(model, batches, after_step=seen)
         assert handle.stats().observed_steps < 20
     seen.assert_exact(steps=30)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_gradients_cleared_between_forward_and_backward_are_predicted(accumulated: int) -> None:
+    model = models.Encoder()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with mimose.auto_checkpoint(model, "16MiB", planner=Dice()) as handle:
+        seen = Predictions(handle)
+        for number, batch in enumerate(texts(lengths(60, 30, 60))):
+            loss = models.loss_of(model, batch)
+            if number % accumulated == 0:
+                optimizer.zero_grad()
+            loss.backward()
+            seen()
+            if number % accumulated == accumulated - 1:
+                optimizer.step()
+    seen.assert_exact(steps=40)

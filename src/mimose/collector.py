@@ -68,6 +68,10 @@ class Ride(Listener):
         self._stale = stale
         self._stale_bytes = 0
         self._missing = [p for p in parameters if p.grad is None]
+        self._existing = [p for p in parameters if p.grad is not None]
+        self.gradients_existed = bool(self._existing)
+        self.gradients_cleared = False
+        """Whether some of them were gone when the backward began."""
         self._born_in_step = bool(self._missing)
         self._born = 0
         self._base: int | None = None
@@ -130,7 +134,7 @@ class Ride(Listener):
         assert self._base is not None
         run = self._runs[block]
         if self._head_backward is None:
-            self._stale_bytes = self._stale.died()
+            self._stale_bytes = self._stale.died() + self._cleared_bytes()
             self._head_backward = reading.peak - self._base + self._stale_bytes
         elif self._latest is not None:
             self._latest.back = max(self._latest.back, reading.peak - self._latest.after)
@@ -244,6 +248,14 @@ class Ride(Listener):
         self.peak = max(self.peak, reading.peak)
         self._meter.reset_peak()
         return reading
+
+    def _cleared_bytes(self) -> int:
+        """The bytes of gradients cleared since the forward: like stale outputs, and born anew."""
+        cleared = [p for p in self._existing if p.grad is None]
+        self.gradients_cleared = bool(cleared)
+        self._born_in_step |= self.gradients_cleared
+        self._missing += cleared
+        return bytes_of(cleared)
 
     def _note_born(self) -> None:
         still = [p for p in self._missing if p.grad is None]

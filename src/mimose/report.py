@@ -241,7 +241,7 @@ def explain_plan(
         return Explanation(**common)
     if profile.prelude and setting.open:
         common["base_bytes"] = base_bytes = setting.meter.read().in_use + profile.prelude
-    missing = setting.missing_gradient_bytes(setting.missing_gradients())
+    missing = setting.gradients.missing_bytes(setting.gradients.missing())
     profile = profile.in_step(knowledge.born_bytes(pattern, missing), 0, missing)
     available = int(setting.available(base_bytes) / (1 + knowledge.adaptation.margin))
     strictest = RecomputeAll().plan(profile, available)

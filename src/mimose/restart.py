@@ -1,14 +1,15 @@
 """Run a piece of training once more, as if it had never run.
 
 What a forward and a backward change besides memory: random number generators, buffers such as
-BatchNorm's statistics, and gradients. Gradients need no copy. A backward adds to each parameter's
-gradient once, and counts it in the tensor's version; so after a failure the ones that were added to
-already are set aside whole, and in the next attempt they take the place of what that adds anew.
+BatchNorm's statistics, and gradients. Gradients need no copy. Those that came into being in the
+failed attempt are dropped. Those that existed before and have been added to are set aside whole:
+in the next attempt, once it has added as much again, they take the place of what it has added.
 """
 
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,11 +29,15 @@ class Restart:
         self._numpy = np.random.get_state()
         self._kept = kept
         kept.take()
-        self._parameters = parameters
-        self._gradients = {
-            p: (gradient, gradient._version) for p in parameters if (gradient := p.grad) is not None
-        }
-        self._aside: list[_Aside] = []
+        self._parameters = [(p, p._version) for p in parameters]
+        self._gradients = [_Gradient(p) for p in parameters if p.grad is not None]
+        kept.additions.count(self._gradients)
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is a way back: not if an optimizer has changed parameters since."""
+        constant = self._kept.is_constant
+        return all(p._version == version for p, version in self._parameters if constant(p))
 
     def rewind(self) -> None:
         """Back to that moment; gradients that have grown since wait for the next attempt."""
@@ -41,88 +46,142 @@ class Restart:
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         self._kept.give_back()
-        for aside in self._aside:
-            aside.rewind()
-        waiting = {aside.parameter for aside in self._aside}
-        for parameter in self._parameters:
-            if parameter not in waiting:
-                self._rewind_gradient(parameter)
+        existed = {gradient.parameter for gradient in self._gradients}
+        for gradient in self._gradients:
+            gradient.rewind()
+        for parameter, _ in self._parameters:
+            if parameter not in existed:
+                parameter.grad = None
 
-    def settle(self) -> None:
-        """The attempt has succeeded."""
-        for aside in self._aside:
-            aside.settle()
-
-    def _rewind_gradient(self, parameter: nn.Parameter) -> None:
-        gradient, version = self._gradients.get(parameter, (None, 0))
-        added = 0 if gradient is None else gradient._version - version
-        parameter.grad = gradient
-        if gradient is not None and added:
-            self._aside.append(_Aside(parameter, gradient, added))
+    def settle(self) -> int:
+        """No attempt will follow; how many gradients hold what failed attempts have added."""
+        for gradient in self._gradients:
+            gradient.settle()
+        self._kept.release()
+        return sum(gradient.added > 0 for gradient in self._gradients)
 
 
-class _Aside:
-    """A gradient that has been added to `added` times, while an attempt adds the same anew."""
+class _Gradient:
+    """A gradient that existed at the start, and how often it has been added to since."""
 
-    def __init__(self, parameter: nn.Parameter, gradient: torch.Tensor, added: int) -> None:
+    __slots__ = ("_aside", "_left", "_ref", "added", "parameter")
+
+    def __init__(self, parameter: nn.Parameter) -> None:
         self.parameter = parameter
-        self._gradient = gradient
-        self._added = added
-        self._hook: Any = None
-        self._begin()
+        # Held weakly: whoever clears gradients between forward and backward means to free them.
+        self._ref = weakref.ref(parameter.grad)
+        self._aside: torch.Tensor | None = None
+        self._left = 0
+        self.added = 0
 
-    def _begin(self) -> None:
-        self._left = self._added
-        self._version = self._gradient._version
-        self.parameter.grad = None
-        self._hook = self.parameter.register_post_accumulate_grad_hook(self._count)
-
-    def _count(self, parameter: torch.Tensor) -> None:
-        self._left -= 1
-        if self._left == 0:
-            parameter.grad = self._gradient
+    def was_added_to(self) -> None:
+        """A backward has added something to the parameter's gradient."""
+        if self._left:
+            self._left -= 1
+            if not self._left:
+                self._put_back()
+        elif self.parameter.grad is self._ref():
+            self.added += 1
 
     def rewind(self) -> None:
-        """The attempt has failed, too."""
-        self._hook.remove()
-        if self._left <= 0:
-            self._added += self._gradient._version - self._version
-        self._begin()
+        """It waits until the next attempt has added as often; cleared in between, it is gone."""
+        gradient = self.parameter.grad = self._ref()
+        if gradient is None:
+            self.added = 0
+        if self.added:
+            self._aside, self._left = gradient, self.added
+            self.parameter.grad = None
 
     def settle(self) -> None:
-        self._hook.remove()
-        if self._left > 0:
-            self.parameter.grad = self._gradient
+        if self._left:
+            self._put_back()
+
+    def _put_back(self) -> None:
+        self.parameter.grad, self._aside, self._left = self._aside, None, 0
+
+
+class Additions:
+    """Hears of every addition to gradients that existed when a piece of training began."""
+
+    def __init__(self) -> None:
+        self._counted: dict[torch.Tensor, _Gradient] = {}
+        self._hooks: dict[nn.Parameter, Any] = {}
+
+    def count(self, gradients: Iterable[_Gradient]) -> None:
+        """From now on, tell these."""
+        self._counted = {gradient.parameter: gradient for gradient in gradients}
+        for gradient in self._counted.values():
+            parameter = gradient.parameter
+            if parameter not in self._hooks:  # once for all steps: it takes microseconds each
+                hook = parameter.register_post_accumulate_grad_hook(self._note)
+                self._hooks[parameter] = hook
+
+    def _note(self, parameter: torch.Tensor) -> None:
+        gradient = self._counted.get(parameter)
+        if gradient is not None:
+            gradient.was_added_to()
+
+    def close(self) -> None:
+        self._counted = {}
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks = {}
 
 
 class Keepsake:
-    """Generators, and buffers that training changes, with room for their values."""
+    """What serves every restart: generators, room for buffers' values, the count of additions."""
 
-    def __init__(self, device: torch.device, places: Iterable[Place]) -> None:
+    def __init__(self, device: torch.device, places: Iterable[Place], model: nn.Module) -> None:
         self.generators = [torch.default_generator]
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             self.generators.append(torch.cuda.default_generators[index])
+        self.additions = Additions()
         self._places = list(dict.fromkeys(places))
+        self._buffers: list[torch.Tensor | None] = []
         self._values: list[torch.Tensor] = []
+        self._renormed = {
+            module.weight
+            for module in model.modules()
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
+        }
+
+    def is_constant(self, parameter: nn.Parameter) -> bool:
+        """Whether a forward leaves it as it is; an embedding with `max_norm` scales its rows."""
+        return parameter not in self._renormed
 
     def take(self) -> None:
-        """Remember the buffers' present values."""
-        present = self._present()
-        if [v.shape for v in self._values] != [b.shape for b in present]:
+        """Remember the buffers, and their present values."""
+        self._buffers = [module._buffers.get(name) for module, name in self._places]
+        present = [buffer for buffer in self._buffers if buffer is not None]
+        if [_kind(value) for value in self._values] != [_kind(buffer) for buffer in present]:
             self._values = [buffer.clone() for buffer in present]
         elif present:
             _copy_all(self._values, present)
 
     def give_back(self) -> None:
-        """The buffers are as they were."""
-        present = self._present()
+        """The same buffers with the same values are where they were."""
+        for (module, name), buffer in zip(self._places, self._buffers, strict=True):
+            if name in module._buffers:
+                module._buffers[name] = buffer
+        present = [buffer for buffer in self._buffers if buffer is not None]
         if present:
             _copy_all(present, self._values)
 
-    def _present(self) -> list[torch.Tensor]:
-        buffers = (module._buffers.get(name) for module, name in self._places)
-        return [buffer for buffer in buffers if buffer is not None]
+    def release(self) -> None:
+        """Hold on to nothing of the step."""
+        self.additions.count(())
+        self._buffers = []
+
+    def close(self) -> None:
+        """No restart will follow."""
+        self.release()
+        self.additions.close()
+        self._values = []
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _copy_all(to: list[torch.Tensor], values: list[torch.Tensor]) -> None:

@@ -107,12 +107,13 @@ class Scheduler:
         if knowledge.adaptation.margin:
             available = int(available / (1 + knowledge.adaptation.margin))
         available = setting.rounded(available)
-        stale = setting.rounded(stale_bytes)
-        missing = setting.missing_gradients()
+        missing = setting.gradients.missing()
+        leaving = setting.gradients.leaving_bytes(missing)
+        stale = setting.rounded(stale_bytes + leaving)
         key = (shared, available, missing, stale, knowledge.mark, self.strictness)
         cached, new = self.cache.get(key), False
         if cached is None:
-            missing_bytes = setting.missing_gradient_bytes(missing)
+            missing_bytes = setting.gradients.missing_bytes(missing) + leaving
             born = knowledge.born_bytes(pattern, missing_bytes)
             made = self.new_plan(shared, available, (born, stale, missing_bytes))
             if made is None:

@@ -337,7 +337,7 @@ class Mimose:
     def _floor(self) -> Floor:
         if self._setting is not None:
             setting = self._setting
-            return Floor(setting.budget_bytes, setting.parameter_bytes, setting.gradient_bytes)
+            return Floor(setting.budget_bytes, setting.parameter_bytes, setting.gradients.bytes)
         parameters = list(self._root.module.parameters())
         trained = bytes_of(p for p in parameters if p.requires_grad)
         return Floor(self.budget_bytes, bytes_of(parameters), trained)
@@ -489,7 +489,11 @@ class Mimose:
     def _observed(self, setting: Setting, size: InputSize) -> ObservedStep:
         setting.meter.reset_peak()
         ride = self._collector(
-            setting.meter, setting.clock, setting.parameters, self._stale, self._in_use_before
+            setting.meter,
+            setting.clock,
+            setting.gradients.parameters,
+            self._stale,
+            self._in_use_before,
         )
         if self._after_broken_step:  # the engine lets go of its memory in the middle of this one
             ride.spoil()
@@ -500,6 +504,8 @@ class Mimose:
         self._stats.observed_step_over(step)
         if self._setting is not None:
             self._setting.reserve.learn_unusable(step.ride.unusable)
+            existed, cleared = step.ride.gradients_existed, step.ride.gradients_cleared
+            self._setting.gradients.step_over(existed=existed, cleared=cleared)
         if self._recorder is not None and self._setting is not None:
             reserve = self._setting.reserve.bytes
             self._recorder.step_over(step.size, None, step.ride.peak, None, reserve)
@@ -517,6 +523,7 @@ class Mimose:
             reserve = self._setting.reserve.bytes
             self._recorder.step_over(step.size, step.plan, real, reading.peak_held, reserve)
         self._setting.learn_reserve(reading, real or step.predicted_peak)
+        self._setting.gradients.step_over()
         rise = None if real is None else real - step.start.in_use
         if not step.after_broken:
             limit = self._setting.budget_bytes - self._setting.reserve.bytes
@@ -593,7 +600,7 @@ class Mimose:
             collector=self._collector.__name__.lower(),
             enforce=self._enforce,
             parameter_bytes=setting.parameter_bytes,
-            gradient_bytes=setting.gradient_bytes,
+            gradient_bytes=setting.gradients.bytes,
         )
 
     def _size_of(self, args: Any, kwargs: Any) -> InputSize:

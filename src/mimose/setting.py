@@ -8,6 +8,7 @@ from torch import nn
 from mimose.budget import Budget, Reserve, text_of
 from mimose.clock import Clock
 from mimose.errors import ConflictError, warn
+from mimose.gradients import Gradients
 from mimose.memory import Meter, Reading, meter_for
 from mimose.regime import Lookout
 from mimose.trees import bytes_of
@@ -22,8 +23,6 @@ class Setting:
     def __init__(self, model: nn.Module, budget: Budget, *, enforce: bool) -> None:
         self.open = True
         self.device = _device_of(model)
-        self.parameters: list[nn.Parameter] = []
-        self._sample: list[nn.Parameter] = []
         self._all_parameters = list(model.parameters())
         self.parameter_bytes = bytes_of(self._all_parameters)
         self.look_again()
@@ -47,7 +46,8 @@ class Setting:
         self.open = False
         self.meter.limit(None)
         self.meter.close()
-        self.parameters, self._sample, self._all_parameters = [], [], []
+        self._all_parameters = []
+        self.gradients = Gradients([])
         self.lookout = Lookout(nn.Module(), self.device)
 
     def available(self, in_use: int) -> int:
@@ -79,23 +79,11 @@ class Setting:
 
     def look_again(self) -> None:
         """Other parameters are trained than before."""
-        self.parameters = [p for p in self._all_parameters if p.requires_grad]
-        self._sample = self.parameters[:: max(1, len(self.parameters) // 3)]
-        self.gradient_bytes = bytes_of(self.parameters)
+        self.gradients = Gradients(p for p in self._all_parameters if p.requires_grad)
 
     def rounded(self, number_of_bytes: int) -> int:
         """Down to a multiple of 0.012 % of the budget, so that steps that hardly differ share."""
         return number_of_bytes // self._grain * self._grain
-
-    def missing_gradients(self) -> tuple[bool, ...]:
-        """Whether gradients exist, by a sample: enough to tell one kind of step from another."""
-        return tuple([p.grad is None for p in self._sample])
-
-    def missing_gradient_bytes(self, missing: tuple[bool, ...]) -> int:
-        """The bytes of gradients that do not exist yet, where the sample says so."""
-        if all(missing):
-            return self.gradient_bytes
-        return bytes_of(p for p in self.parameters if p.grad is None) if any(missing) else 0
 
     def start_planned_step(self, reading: Reading) -> Reading:
         """The reading to measure the step's peak against."""

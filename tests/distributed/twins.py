@@ -77,7 +77,7 @@ def train_side_by_side(
                 loss_of(model, batch).backward()
         if updates_after(i):
             assert_same_gradients(ours, plain)
-        record.plans.append(_plan_of_last_step(handle))
+        record.plans.append(plan_of_last_step(handle))
         handle._scheduler.cache.clear()  # new dice for each step
         if updates_after(i):
             for optimizer in optimizers:
@@ -86,6 +86,6 @@ def train_side_by_side(
     return record
 
 
-def _plan_of_last_step(handle: mimose.Mimose) -> Choices | None:
+def plan_of_last_step(handle: mimose.Mimose) -> Choices | None:
     step = handle._last_step
     return step.plan.recompute if hasattr(step, "plan") else None

@@ -1,0 +1,60 @@
+"""The documentation builds, its links lead somewhere, and what it shows can be run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mimose
+from mimose.outlook import Outlook
+from mimose.playback import read_recording
+from training import task, train
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_that_exist(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    gone = [
+        target
+        for target in targets
+        if not target.startswith(("http", "#"))
+        and not (page.parent / target.split("#")[0]).exists()
+    ]
+    assert gone == []
+
+
+def test_the_planner_of_the_documentation_plans(recording_file: Path) -> None:
+    text = (ROOT / "docs" / "planners.md").read_text("utf-8")
+    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0].partition("\n\nhandle =")[0]
+    names: dict[str, object] = {}
+    exec(code, names)
+    planner = names["KeepTheSlowest"]()  # type: ignore[operator]
+    model, batches, budget = task("encoder")
+    with mimose.auto_checkpoint(model, budget, planner=planner) as handle:
+        train(model, batches)
+        assert handle.stats().peak_bytes <= budget
+        assert handle.stats().runs_kept > 0
+    recording = read_recording(recording_file)
+    outlook = Outlook.of(recording, planner=planner)
+    profile = outlook.profile(recording.steps[-1].size)
+    assert profile is not None
+    assert outlook.plan(profile, budget).fits
+
+
+def test_the_documentation_builds_strictly(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocstrings")
+    pytest.importorskip("material")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "auto_checkpoint" in (tmp_path / "api" / "index.html").read_text("utf-8")
