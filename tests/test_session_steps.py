@@ -291,4 +291,5 @@ def test_gradients_cleared_between_forward_and_backward_are_predicted(accumulate
             seen()
             if number % accumulated == accumulated - 1:
                 optimizer.step()
-    seen.assert_exact(steps=40)
+    # Where gradients are added to, a block's are taken for new ones: it takes no less.
+    seen.assert_exact(steps=40, over=0.03 if accumulated == 1 else 0.25)

@@ -30,6 +30,7 @@ class Adaptation:
         self.in_doubt = False
         self._recent: deque[float] = deque(maxlen=_WINDOW)
         self._usual = _STRANGE
+        self._strange = False
         self._unseen = 0
 
     def peaked(self, predicted_rise: int, real_rise: int) -> None:
@@ -44,7 +45,11 @@ class Adaptation:
     def note_difference(self, share: float) -> None:
         """Somewhere in a step, memory in use was this far from what was predicted."""
         if abs(share) > self._usual:
-            self.in_doubt = True
+            self.in_doubt = self._strange = True
+
+    def failed(self) -> None:
+        """Memory ran out in a step that was to fit: a doubt, whatever the differences were."""
+        self.in_doubt = True
 
     def peaked_unseen(self) -> None:
         """A step's peak was hidden by an earlier one."""
@@ -55,8 +60,8 @@ class Adaptation:
 
     def reassured(self) -> None:
         """Observed again, and nothing had changed: such differences are usual here."""
-        self.in_doubt = False
-        self._usual *= 2
+        self._usual *= 2 if self._strange else 1
+        self.in_doubt = self._strange = False
 
     def ran_out(self) -> None:
         """Memory ran out: what made predictions lower than the estimator's is not to be trusted."""

@@ -24,7 +24,7 @@ from mimose.bypass import refuse_in_compiled_code
 from mimose.control import Listener, watch_backward
 from mimose.errors import ConflictError, warn
 from mimose.ranks import Spoken
-from mimose.recompute import Frame, foreign_hooks
+from mimose.recompute import Frame, foreign_hooks, hide_from_compiler
 from mimose.rehearsal import Rehearsal
 from mimose.rescue import Guard
 from mimose.takeover import Takeover
@@ -63,6 +63,8 @@ class Seat:
             if isinstance(occupant, Seat):
                 occupant = occupant.compiled
             self.compiled = occupant
+            if occupant is not None:
+                hide_from_compiler()
             place["_compiled_call_impl"] = self
 
     def leave(self) -> None:

@@ -36,6 +36,7 @@ class _Seen:
     key: Run
     gradient_bytes: int
     input_bytes: int
+    stops_early: bool
     start: int
     forward: int = 0
     out_saved: int = 0
@@ -106,7 +107,9 @@ class Ride(Listener):
         self._spoiled |= seat.trusted is None  # its first run is a rehearsal as well
         given = bytes_given(args, kwargs)
         start = reading.in_use - self._base
-        self._runs.append(_Seen((seat.index, nth), _gradient_bytes(seat.module), given, start))
+        gradient_bytes = _gradient_bytes(seat.module)
+        run = _Seen((seat.index, nth), gradient_bytes, given, seat.early_stop, start)
+        self._runs.append(run)
 
     def forward_ends(
         self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
@@ -191,7 +194,7 @@ class Ride(Listener):
         return StepObservation(
             size=size,
             pattern=tuple(run.key for run in self._runs),
-            runs=tuple(self._finished(run) for run in self._runs),
+            runs=tuple(self._finished(k, run) for k, run in enumerate(self._runs)),
             head_forward_bytes=self._head_forward,
             head_backward_bytes=self._head_backward,
             tail_bytes=self._tail or 0,
@@ -221,7 +224,18 @@ class Ride(Listener):
             run.idle_bytes = sum(_bytes_behind(ref) for ref in alone)
         run.idle = []
 
-    def _finished(self, run: _Seen) -> Observation:
+    def _spike(self, k: int, run: _Seen) -> int:
+        """The peak of a forward that keeps; a recompute that stops early has not seen its end.
+
+        There the output comes into being beside what is saved and what it is made from.
+        """
+        if not run.stops_early or len(self._runs) == 1:
+            return run.spike
+        after = min(k + 1, len(self._runs) - 1)
+        out_bytes = self._runs[after].start - self._runs[after - 1].start
+        return max(run.spike, run.saved + 2 * out_bytes)
+
+    def _finished(self, k: int, run: _Seen) -> Observation:
         # Where gradients are added to existing ones, each is freed at once; where they come into
         # being they stay. Observations speak of the latter: it takes no less.
         stays = 0 if self._born_in_step else run.gradient_bytes
@@ -231,7 +245,7 @@ class Ride(Listener):
             entry_bytes=run.entry,
             born_bytes=run.born,
             saved_bytes=max(0, run.saved),
-            spike_bytes=max(0, run.spike),
+            spike_bytes=max(0, self._spike(k, run)),
             back_bytes=max(0, run.back) + stays,
             out_saved_bytes=min(run.out_saved, max(0, run.saved)),
             in_idle_bytes=run.idle_bytes,

@@ -188,7 +188,7 @@ def train(shape: Shape, device: torch.device, way: Way, watch: Callable[..., Non
         began = time.perf_counter()
         losses.append(step(model, optimizer, shape, length, device))
         seconds.append(time.perf_counter() - began)
-        highest = max(meter.read().peak, handle.stats().last_real_peak_bytes or 0 if handle else 0)
+        highest = max(meter.read().peak, _seen_by(handle))
         peak = max(peak, highest)
         watch(number + 1, length, _letters(shape, handle), highest)
     if handle is not None:
@@ -196,6 +196,14 @@ def train(shape: Shape, device: torch.device, way: Way, watch: Callable[..., Non
         handle.detach()
     meter.close()
     return Result(tuple(seconds), peak, tuple(losses), handle)
+
+
+def _seen_by(handle: Mimose | None) -> int:
+    """The peak of the step that has just been, as far as mimose could see it."""
+    stats = handle.stats() if handle else None
+    if stats is None or not stats.planned_steps:
+        return 0
+    return stats.last_real_peak_bytes or 0
 
 
 def _letters(shape: Shape, handle: Mimose | None) -> str:

@@ -16,9 +16,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
 
 
-def forget(error: BaseException) -> None:
-    """Let go of all tensors that the frames of an error, and of those behind it, hold."""
-    seen: set[int] = set()
+def forget(error: BaseException, *, sparing: BaseException | None = None) -> None:
+    """Let go of all tensors that the frames of an error, and of those behind it, hold.
+
+    Not behind one that was being dealt with before: that is the caller's.
+    """
+    seen: set[int] = {id(sparing)}
     behind: list[BaseException | None] = [error]
     while behind:
         one = behind.pop()

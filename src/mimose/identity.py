@@ -25,8 +25,11 @@ def identity_of(model: nn.Module, blocks: Sequence[str], device: torch.device) -
     }
 
 
-def difference(known: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:
-    """Why knowledge of one is of no use for the other, in words; None if it is of use."""
+def difference(state: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:
+    """Why what was saved is of no use for a model of this identity, in words; None if it is."""
+    if state.get("format") != FORMAT:
+        return f"its format is {state.get('format')!r}, not {FORMAT}"
+    known = state.get("identity", present)
     for name, value in present.items():
         if known.get(name) != value:
             if name == "model":

@@ -385,6 +385,18 @@ class Frame:
         return self.name or getattr(function, "__qualname__", "") or type(function).__qualname__
 
 
+def hide_from_compiler() -> None:
+    """Keep the compiler away from what autograd calls for each tensor that a block saves.
+
+    Where a compiled block breaks into several graphs, it would otherwise compile these as well, and
+    again for each new shape.
+    """
+    looking = Frame(_as_it_is, (), {}, keeping=True)
+    hooks = (Frame(_as_it_is, (), {})._packer(), looking._packer(), looking._repacker())
+    for function in (*hooks, local, Watch.pack):
+        torch.compiler.disable(function, recursive=False)
+
+
 class _Stop(BaseException):
     """All that was owed is there. Not an Exception: a block's own `except` must not catch it."""
 

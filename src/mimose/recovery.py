@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -18,17 +19,13 @@ T = TypeVar("T")
 class Patient(Protocol):
     """Whose steps are to be run again."""
 
-    @property
-    def in_forward(self) -> bool:
-        """Whether the model's forward was left by the failure, before any backward."""
-
     def restart(self) -> Restart: ...
     def be_as_strict_as(self, strictness: int) -> None: ...
-    def give_up_step(self, why: str) -> bool:
-        """Forget the step that failed; whether it kept anything."""
-
     def failed_in_forward(self) -> bool:
         """Whether the model's forward was still running when memory ran out."""
+
+    def give_up_step(self, why: str) -> bool:
+        """Forget the step that failed; whether it kept anything."""
 
     def does_not_fit(self) -> str:
         """What cannot be helped, in words and numbers."""
@@ -37,37 +34,53 @@ class Patient(Protocol):
 def recover(patient: Patient, function: Callable[..., T], args: Any, kwargs: Any) -> T:
     """The value of `function`, if need be of a second or third attempt."""
     start, spoken = patient.restart(), Spoken()
+    handled = sys.exc_info()[1]  # if this is called where an exception is dealt with
     strictness = AS_PLANNED
     while True:
-        why, spoken = "", Spoken()
         try:
             patient.be_as_strict_as(strictness)
             value = function(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:
             if not is_out_of_memory(error):
                 start.settle()
                 raise
             why = str(error)
-            forget(error)
-        finally:
-            patient.be_as_strict_as(AS_PLANNED)
-        if not why:
+            forget(error, sparing=handled)
+        else:
             start.settle()
             return value
-        bound = why_not_alone(spoken, in_forward=patient.in_forward)
-        if bound is not None:
-            start.settle()
-            raise OutOfMemory(f"{why}. One of several ranks must not try again alone: {bound}")
-        alone = why_not_alone(spoken, in_forward=patient.failed_in_forward())
-        kept_something = patient.give_up_step(why)
-        start.rewind()
+        finally:
+            patient.be_as_strict_as(AS_PLANNED)
+        bound = _why_bound(start, spoken, patient)
         gc.collect()
-        if alone is not None:
-            start.settle()
-            raise OutOfMemory(
-                f"memory ran out on this rank, and it cannot try again: {alone} ({why})"
-            )
+        start.rewind()
+        kept_something = patient.give_up_step(why)
+        if bound is not None:
+            raise OutOfMemory(f"{why}. {bound}{_left_behind(start)}")
         if strictness == EVERYTHING:
-            start.settle()
-            raise OutOfMemory(f"{patient.does_not_fit()} ({why})")
+            raise OutOfMemory(f"{patient.does_not_fit()}{_left_behind(start)} ({why})")
         strictness = STRICTER if kept_something and strictness == AS_PLANNED else EVERYTHING
+
+
+def _why_bound(start: Restart, spoken: Spoken, patient: Patient) -> str | None:
+    """Why there must be no other attempt, in words; None if there may."""
+    alone = why_not_alone(spoken, in_forward=patient.failed_in_forward())
+    if alone is not None:
+        return f"One of several ranks must not try again alone: {alone}"
+    if not start.possible:
+        return (
+            "It cannot be tried again, since parameters have changed in it: leave the optimizer's "
+            "step outside of what is called by retry"
+        )
+    return None
+
+
+def _left_behind(start: Restart) -> str:
+    """No attempt will follow: what failed ones have left in gradients, in words."""
+    spoiled = start.settle()
+    if not spoiled:
+        return ""
+    return (
+        f". {spoiled} gradients that were there before hold a part of this batch's by now: clear "
+        "them if training goes on"
+    )

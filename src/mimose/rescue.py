@@ -8,6 +8,7 @@ anything, as if it had been planned so.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -21,13 +22,14 @@ from mimose.trees import argument_tensors
 class Guard:
     """The state before a block's forward."""
 
-    __slots__ = ("_buffers", "_generators", "_inputs")
+    __slots__ = ("_buffers", "_generators", "_handled", "_inputs")
 
     def __init__(self, changing: list[Place], args: Any, kwargs: Any) -> None:
         inputs = argument_tensors(args, kwargs)
         self._generators = generator_states(inputs)
         self._buffers = Snapshot(changing) if changing else None
-        self._inputs = [(tensor, tensor._version) for tensor in inputs]
+        self._inputs = [(tensor, tensor._version) for tensor in inputs if not tensor.is_inference()]
+        self._handled = sys.exc_info()[1]
 
     def can_help(self, error: BaseException) -> bool:
         """Whether memory ran out and the block's inputs are still what they were."""
@@ -36,7 +38,7 @@ class Guard:
 
     def rewind(self, error: BaseException) -> None:
         """Let go of what the failed forward held; all is as before it."""
-        forget(error)
+        forget(error, sparing=self._handled)
         for generator, state in self._generators:
             generator.set_state(state)
         if self._buffers is not None:

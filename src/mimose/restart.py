@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -137,7 +137,8 @@ class Keepsake:
             index = torch.cuda.current_device() if device.index is None else device.index
             self.generators.append(torch.cuda.default_generators[index])
         self.additions = Additions()
-        self._places = list(dict.fromkeys(places))
+        # Held weakly, as by everything that a handle has: a model that is dropped is gone.
+        self._places = [(weakref.ref(module), name) for module, name in dict.fromkeys(places)]
         self._buffers: list[torch.Tensor | None] = []
         self._values: list[torch.Tensor] = []
         self._renormed = {
@@ -152,7 +153,7 @@ class Keepsake:
 
     def take(self) -> None:
         """Remember the buffers, and their present values."""
-        self._buffers = [module._buffers.get(name) for module, name in self._places]
+        self._buffers = [buffers.get(name) for buffers, name in self._whereabouts()]
         present = [buffer for buffer in self._buffers if buffer is not None]
         if [_kind(value) for value in self._values] != [_kind(buffer) for buffer in present]:
             self._values = [buffer.clone() for buffer in present]
@@ -161,9 +162,9 @@ class Keepsake:
 
     def give_back(self) -> None:
         """The same buffers with the same values are where they were."""
-        for (module, name), buffer in zip(self._places, self._buffers, strict=True):
-            if name in module._buffers:
-                module._buffers[name] = buffer
+        for (buffers, name), buffer in zip(self._whereabouts(), self._buffers, strict=True):
+            if name in buffers:
+                buffers[name] = buffer
         present = [buffer for buffer in self._buffers if buffer is not None]
         if present:
             _copy_all(present, self._values)
@@ -177,7 +178,13 @@ class Keepsake:
         """No restart will follow."""
         self.release()
         self.additions.close()
-        self._values = []
+        self._places, self._values, self._renormed = [], [], set()
+
+    def _whereabouts(self) -> Iterator[tuple[dict[str, torch.Tensor | None], str]]:
+        for ref, name in self._places:
+            module = ref()
+            assert module is not None
+            yield module._buffers, name
 
 
 def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:

@@ -96,11 +96,9 @@ class Scheduler:
         knowledge = self.knowledge
         shared = knowledge.sharing(size)
         pattern = knowledge.pattern_for(shared)
-        if self.strictness == EVERYTHING:
-            return self._everything()
-        if pattern is None or self._look_again:
+        if pattern is None or (self._look_again and self.strictness == AS_PLANNED):
             self._look_again = False
-            return None
+            return self._unknown()
         if setting.note_failures(reading):
             knowledge.adaptation.ran_out()
         available = setting.available(reading.in_use)
@@ -117,7 +115,7 @@ class Scheduler:
             born = knowledge.born_bytes(pattern, missing_bytes)
             made = self.new_plan(shared, available, (born, stale, missing_bytes))
             if made is None:
-                return None
+                return self._unknown()
             near = available + setting.reserve.bytes - int(_GUARDED * setting.budget_bytes)
             cached, new = self.cache.put(key, made[0], pattern, made[1], near), True
         return Decision(cached, available, self._watched(setting, size, cached, available), new)
@@ -136,13 +134,21 @@ class Scheduler:
         # A bound costs more recomputing than needed: better to observe, unless nothing is at stake.
         if not exact and self.knowledge.curious and any(plan.recompute):
             return None
-        if self.strictness == STRICTER:
-            least = RecomputeAll().plan(profile, available).peak_bytes
-            plan = Optimal().plan(profile, min(available, (least + plan.peak_bytes) // 2))
-        return plan, profile
+        return self._as_strict_as_must_be(plan, profile, available), profile
 
-    def _everything(self) -> Decision:
-        """Whatever runs is recomputed."""
+    def _as_strict_as_must_be(self, plan: Plan, profile: Profile, available: int) -> Plan:
+        if self.strictness == AS_PLANNED:
+            return plan
+        strictest = RecomputeAll().plan(profile, available)
+        if self.strictness == EVERYTHING:
+            return strictest
+        halfway = (strictest.peak_bytes + plan.peak_bytes) // 2
+        return Optimal().plan(profile, min(available, halfway))
+
+    def _unknown(self) -> Decision | None:
+        """Observe; after a failure rather recompute whatever runs, and look at nothing."""
+        if self.strictness != EVERYTHING:
+            return None
         return Decision(CachedPlan(Plan((), 0, 0.0, False), {}), 0, range(0), False)
 
     def _watched(
@@ -164,14 +170,28 @@ class Scheduler:
         A doubt counts if something is at stake: a block recomputed, or memory near the limit.
         """
         knowledge = self.knowledge
-        if not step.corrected and step.plan.recompute:
+        if not step.plan.recompute:  # it had to run without a prediction
+            return
+        if not step.corrected:
             knowledge.peaked(step.size, step.plan.peak_bytes, real_rise)
-            if not knowledge.doubtful(step.size):
-                knowledge.adaptation.note_difference(step.difference)
+        if not knowledge.doubtful(step.size):
+            knowledge.adaptation.note_difference(step.difference)
+        if step.ran_out:
+            self.failed(step)
         near = step.start.in_use + max(step.plan.peak_bytes, real_rise or 0) > _AT_STAKE * limit
         at_stake = near or any(step.plan.recompute)
         doubt = knowledge.adaptation.in_doubt and not knowledge.doubtful(step.size) and at_stake
-        if (step.surprised or doubt) and self._surprises < _MOST_SURPRISES:
+        if step.surprised or doubt:
+            self._observe_next()
+
+    def failed(self, step: PlannedStep) -> None:
+        """A planned step has run out of memory: is what it was planned from still true?"""
+        if step.plan.kept and not self.knowledge.doubtful(step.size):
+            self.knowledge.adaptation.failed()
+            self._observe_next()
+
+    def _observe_next(self) -> None:
+        if not self._look_again and self._surprises < _MOST_SURPRISES:
             self._surprises += 1
             self._look_again = True
 
@@ -182,6 +202,7 @@ class Scheduler:
         void = self.knowledge.learn(observation, doubted=doubted)
         if void:
             self.knowledge.adaptation = type(adaptation)()
+            self._surprises = 0
         elif doubted:
             adaptation.reassured()
         return void

@@ -141,9 +141,11 @@ class Mimose:
         self._unread: list[ObservedStep] = []
         self._loaded: Mapping[str, Any] | None = None
         self._keepsake: Keepsake | None = None
+        self._retrying = False
         self._after_broken_step = False
         self._forward_failed = False
         self._announced_size: InputSize | None = None
+        self._latest_size: InputSize | None = None
         self._in_use_before: int | None = None
         self._setting: Setting | None = None
         self._attachment: Attachment | None = None
@@ -184,6 +186,8 @@ class Mimose:
         self._tripwire.close()
         self._root.leave()
         self._step = None
+        if self._keepsake is not None:
+            self._keepsake.close()
         if self._setting is not None:
             self._setting.close()
         if self._recorder is not None:
@@ -243,23 +247,23 @@ class Mimose:
         >>> handle.retry(step, torch.ones(2, 4))
         >>> handle.detach()
         """
-        if self._attachment is None:
+        if self._attachment is None or self._retrying:  # inside another: that one tries again
             return function(*args, **kwargs)
-        return recover(self, function, args, kwargs)
+        self._retrying = True
+        try:
+            return recover(self, function, args, kwargs)
+        finally:
+            self._retrying = False
 
     # What a recovery asks
-
-    @property
-    def in_forward(self) -> bool:
-        """Whether a failure has just left the model's forward, before any backward."""
-        return self._step is None
 
     def restart(self) -> Restart:
         """The way back to this moment."""
         model = self._root.module
         if self._keepsake is None:
             device = next(model.parameters()).device
-            self._keepsake = Keepsake(device, likely_places(model, (), {}))
+            self._keepsake = Keepsake(device, likely_places(model, (), {}), model)
+            weakref.finalize(model, self._keepsake.close)
         parameters = [p for p in model.parameters() if p.requires_grad]
         return Restart(parameters, self._keepsake)
 
@@ -270,11 +274,14 @@ class Mimose:
     def give_up_step(self, why: str) -> bool:
         """Forget the step that failed; whether it kept anything."""
         step, self._step, self._announced_size = self._last_step, None, None
-        self._after_broken_step = True
+        self._after_broken_step, self._forward_failed = True, False
         self._stats.recoveries += 1
         self._record_event("recovery", why)
-        log.warning("mimose: memory ran out at input %s: once more, stricter", step and step.size)
-        planned = step if isinstance(step, PlannedStep) else None
+        log.warning("mimose: memory ran out at input %s", self._latest_size)
+        # One that is over is not the one that failed: that never got to its first block.
+        planned = step if isinstance(step, PlannedStep) and not step.over else None
+        if planned is not None:
+            self._scheduler.failed(planned)
         if self._setting is not None:
             at = planned.predicted_peak if planned else self._setting.budget_bytes
             self._setting.failed(at)
@@ -286,7 +293,7 @@ class Mimose:
 
     def does_not_fit(self) -> str:
         """What cannot be helped, in words and numbers."""
-        size = self._last_step.size if self._last_step else "of unknown size"
+        size = self._latest_size or "of unknown size"
         budget = text_of(self.budget_bytes) if self.budget_bytes else "what is free"
         base = text_of(self._stats.last_base_bytes)
         return (
@@ -321,15 +328,11 @@ class Mimose:
         assert self._setting is not None
         self._loaded = None
         present = identity_of(self._root.module, self._names, self._setting.device)
-        if "identity" not in state and state.get("format") == FORMAT:
-            return  # saved before anything was learned
-        reason = difference(state.get("identity", {}), present)
-        if state.get("format") != FORMAT:
-            reason = f"its format is {state.get('format')!r}, not {FORMAT}"
         try:
-            if reason is None:
-                self._scheduler.take_in(state["chapters"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = difference(state, present)
+            if reason is None and "identity" in state:  # else nothing had been learned
+                self._scheduler.take_in(state["chapters"], len(self._names))
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             reason = f"it is damaged ({error!r})"
         if reason is not None:
             warn(f"what was learned before is of no use: {reason}. Observing anew")
@@ -348,6 +351,7 @@ class Mimose:
         """Whether the coming run of a block is recomputed; the first one opens the step."""
         step = self._step
         if step is None or step.over or (seat.index == step.first_block and step.abandoned):
+            self._after_broken_step |= step is not None and step.broken
             step = self._open(args, kwargs)
             step.first_block = seat.index
         return step.recompute(seat, args, kwargs)
@@ -371,11 +375,11 @@ class Mimose:
         step = self._step
         if step is not None and not step.over:
             if step.abandoned:
-                self._after_broken_step = step.broken
+                self._after_broken_step |= step.broken
                 self._step = None
             else:
                 step.another_pass(size, larger=self._is_larger(size, step))
-        self._announced_size = size
+        self._announced_size = self._latest_size = size
         self._in_use_before = None
         if self._setting is not None and not self._scheduler.knowledge.reaches(size):
             self._in_use_before = self._setting.meter.read().in_use  # it will be observed
@@ -406,7 +410,7 @@ class Mimose:
         assert self._setting is not None
         self._tripwire.close()
         self._read_observations()
-        size = self._announced_size or self._size_of(args, kwargs)
+        size = self._latest_size = self._announced_size or self._size_of(args, kwargs)
         self._announced_size = None
         self._stale.step_starts()
         regime = self._setting.lookout.regime()

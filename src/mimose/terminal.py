@@ -47,11 +47,11 @@ def _cells(row: Row, has_lengths: bool) -> list[str]:
 
 def _remarks(forecast: Forecast) -> list[str]:
     lines = [
-        f"{forecast.sizes} sizes, the largest {forecast.largest}. Below "
+        f"The largest of {forecast.sizes} input sizes is {forecast.largest}. Below "
         f"{text_of(forecast.least_budget_bytes)} it does not fit, whatever is recomputed; from "
         f"{text_of(forecast.easy_budget_bytes)} on everything is kept.",
-        "again: of that, recomputing; recomputed: share of block runs; too large: share of steps "
-        "that do not fit.",
+        "again: time of that spent recomputing; recomputed: share of block runs; too large: share "
+        "of steps that do not fit.",
         f"batch: about the largest that fits at {forecast.largest}, everything recomputed."
         + (
             f" largest n: the longest {forecast.dimension} that fits." if forecast.dimension else ""

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from mimose.errors import ArgumentError
 from mimose.inputs import InputSize
 from mimose.outlook import Outlook
@@ -206,7 +208,7 @@ def _reach(outlook: Outlook, budget: int, lengths: Lengths) -> Reach | None:
         return None
     if top > budget:
         return Reach(_last(lambda n: (need(n) or 0.0) <= budget, 0, longest), False)
-    beyond = _parabola([(n, need(n)) for n in (longest // 2, 3 * longest // 4, longest)])
+    beyond = _parabola(sorted({longest * i // 12 for i in range(4, 13)}), need)
     if beyond is None:
         return Reach(longest, False)
     found = _last(lambda n: beyond(n) <= budget, longest, _FAR * longest)
@@ -222,12 +224,14 @@ def _last(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _parabola(
-    points: Sequence[tuple[int, float | None]],
+    lengths: Sequence[int], need: Callable[[int], float | None]
 ) -> Callable[[float], float] | None:
-    """The parabola through three points."""
-    (a, u), (b, v), (c, w) = points
-    if u is None or v is None or w is None or not a < b < c:
+    """The parabola that fits these lengths best, lifted to the last one."""
+    known = [(n, needed) for n in lengths if (needed := need(n)) is not None]
+    if len(known) < 3:
         return None
-    first, second = (v - u) / (b - a), (w - v) / (c - b)
-    bend = max(0.0, (second - first) / (c - a))
-    return lambda n: w + (n - c) * (second + bend * (n - b))
+    bend, slope, _ = np.polyfit(*zip(*known, strict=True), 2)
+    last, top = known[-1]
+    bend = max(0.0, float(bend))
+    rise = max(0.0, float(slope) + 2 * bend * last)
+    return lambda n: top + (n - last) * (rise + bend * (n - last))

@@ -73,7 +73,11 @@ def speaks(rank: int) -> list[str | None]:
     spoken = Spoken()
     before = why_not_alone(spoken, in_forward=True)
     torch.distributed.all_reduce(torch.ones(1))
-    return [before, why_not_alone(spoken, in_forward=True), why_not_alone(Spoken(), in_forward=True)]
+    return [
+        before,
+        why_not_alone(spoken, in_forward=True),
+        why_not_alone(Spoken(), in_forward=True),
+    ]
 
 
 def test_a_rank_that_has_issued_a_collective_is_bound_to_the_others(pair: Pair) -> None:

@@ -64,7 +64,9 @@ def train_side_by_side(
     batches: Sequence[Batch],
     *,
     loss_of: Callable[[nn.Module, Batch], torch.Tensor],
-    accumulating: Callable[[nn.Module, int], AbstractContextManager[Any]] = lambda m, i: nullcontext(),
+    accumulating: Callable[[nn.Module, int], AbstractContextManager[Any]] = lambda m, i: (
+        nullcontext()
+    ),
     updates_after: Callable[[int], bool] = lambda i: True,
 ) -> Record:
     """Train both on the same batches and the same dice; gradients are compared at each step."""

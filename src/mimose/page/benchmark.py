@@ -21,7 +21,10 @@ _PAGE = """<!doctype html>
 <link rel="icon" href="data:,">
 <style>
 {style}
-.card {{ overflow-x: auto; }} .card :is(th, td) {{ overflow-wrap: normal; }} .card h2 {{ margin-top: 24px; }} .card img {{ max-width: 100%; }}
+.card {{ overflow-x: auto; }}
+.card :is(th, td) {{ overflow-wrap: normal; }}
+.card h2 {{ margin-top: 24px; }}
+.card img {{ max-width: 100%; }}
 </style>
 </head>
 <body><main class="card">

@@ -77,6 +77,8 @@ class Contents:
     mean_excess: float | None
     """By how much peaks were over-predicted on average."""
     x_label: str
+    one_way: bool
+    """Whether one number tells a size: then what belongs to sizes can be joined by lines."""
     steps: dict[str, list[Any]]
     """Columns, one entry a step shown."""
     sizes: tuple[SizeFigures, ...]
@@ -108,6 +110,7 @@ def contents_of(recording: Recording) -> Contents:
         worst_shortfall=max(0.0, -min(errors)) if errors else None,
         mean_excess=sum(max(0.0, e) for e in errors) / len(errors) if errors else None,
         x_label=axis.label,
+        one_way=axis.one_way,
         steps=_columns(steps, axis),
         sizes=_sizes(recording, outlook, axis),
         time=_time(recording, outlook),
@@ -136,6 +139,10 @@ class SizeAxis:
         if shape.symbols:
             return cls(shape, "product of the dimensions that vary")
         return cls(shape, "input size (all are equal)")
+
+    @property
+    def one_way(self) -> bool:
+        return self.shape is not None and len(self.shape.symbols) <= 1
 
     def shows(self, size: InputSize) -> bool:
         """Whether a size has a place on this axis."""

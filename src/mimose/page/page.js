@@ -213,6 +213,7 @@
     const top = Math.max(run.budget_bytes, ...peaks.filter((v) => v !== null)) * 1.07;
     const plot = new Plot("steps-chart", {
       x: [s.number[0] ?? 0, s.number[s.number.length - 1] ?? 1], y: [0, top], xLabel: "step",
+      xTick: (at) => (Number.isInteger(at) ? String(at) : ""),
       label: "Peak memory of every step, with the budget",
     });
     const at = (wanted, of) => s.number.flatMap((n, i) => (wanted(i) && of[i] !== null ? [[n, of[i]]] : []));
@@ -251,12 +252,18 @@
     const top = Math.max(run.budget_bytes * 1.1, ...sizes.map((z) => z.kept_peak_bytes));
     const plot = new Plot("sizes-chart", {
       x: [Math.min(...xs), Math.max(...xs)], y: [0, top * 1.03], xLabel: run.x_label, height: 320,
+      xTick: (at) => (sizes.length > 1 && Number.isInteger(at) ? String(at) : ""),
       label: "Peak memory against input size, predicted and real",
     });
     plot.level(run.budget_bytes, "budget", "budget");
-    plot.line(sizes.map((z) => [z.x, z.kept_peak_bytes]), "keep");
-    plot.line(sizes.map((z) => [z.x, z.recomputed_peak_bytes]), "again");
-    plot.line(sizes.map((z) => [z.x, z.plan_peak_bytes]), "plan");
+    const draw = (key, tone) => {
+      const points = sizes.map((z) => [z.x, z[key]]);
+      if (run.one_way) plot.line(points, tone);
+      else plot.dots(points, tone, 4); // one number does not tell such a size: no line joins them
+    };
+    draw("kept_peak_bytes", "keep");
+    draw("recomputed_peak_bytes", "again");
+    draw("plan_peak_bytes", "plan");
     plot.dots(s.x.flatMap((x, i) => (x !== null && s.peak[i] !== null && s.plan[i] !== null ? [[x, s.peak[i]]] : [])), "plan", 6);
     plot.level(0, "grid");
     if (sizes[chosen]) {
@@ -296,7 +303,7 @@
     const some = Math.max(1, Math.ceil(sizes.length / Math.max(2, (width - left) / 64)));
     sizes.forEach((z, i) => {
       if (i % some) return;
-      root.append(svg("text", { x: left + (i + 0.5) * cellX, y: bottom + 16, "text-anchor": "middle" }, String(z.x)));
+      root.append(svg("text", { x: left + (i + 0.5) * cellX, y: bottom + 16, "text-anchor": "middle" }, sizes.length > 1 ? String(z.x) : z.label));
     });
     root.append(svg("text", { x: width - 12, y: height - 5, "text-anchor": "end" }, run.x_label));
     if (sizes[chosen]) {

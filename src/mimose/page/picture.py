@@ -65,11 +65,12 @@ def _draw_within(axes: Any, contents: Contents, size: SizeFigures) -> None:
 
 def _draw_sizes(axes: Any, contents: Contents) -> None:
     scale = _Scale(contents.sizes[-1].kept_peak_bytes)
-    at = [size.x for size in contents.sizes]
-    axes.plot(at, [scale(s.kept_peak_bytes) for s in contents.sizes], color=_KEEP, label="all kept")
-    axes.plot(at, [scale(s.recomputed_peak_bytes) for s in contents.sizes], color=_AGAIN,
+    at, mark = [size.x for size in contents.sizes], "-" if contents.one_way else "."
+    axes.plot(at, [scale(s.kept_peak_bytes) for s in contents.sizes], mark, color=_KEEP,
+              label="all kept")  # fmt: skip
+    axes.plot(at, [scale(s.recomputed_peak_bytes) for s in contents.sizes], mark, color=_AGAIN,
               label="all recomputed")  # fmt: skip
-    axes.plot(at, [scale(s.plan_peak_bytes) for s in contents.sizes], color=_PLAN,
+    axes.plot(at, [scale(s.plan_peak_bytes) for s in contents.sizes], mark, color=_PLAN,
               label="mimose's plan")  # fmt: skip
     columns = contents.steps
     rows = zip(columns["x"], columns["peak"], columns["plan"], strict=True)
