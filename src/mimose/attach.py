@@ -101,6 +101,7 @@ class BlockSeat(Seat):
         "index",
         "listener",
         "name",
+        "operators_left",
         "run",
         "speaks_to",
         "trusted",
@@ -122,6 +123,8 @@ class BlockSeat(Seat):
         """Whether it can be recomputed; not known before its first run."""
         self.guarded = False
         """Whether the coming run, if it is kept, is near the limit; the director sets it."""
+        self.operators_left = 0
+        """How many operators a recompute leaves out, if that is known."""
         self.early_stop = True
         self.changing: list[Place] = []
         self.speaks_to: frozenset[int] = frozenset()
@@ -216,6 +219,7 @@ class BlockSeat(Seat):
             self.trusted = True
             # Stopping takes an exception, tens of microseconds: only where it spares something.
             self.early_stop = rehearsal.operators_after_last != 0
+            self.operators_left = rehearsal.operators_after_last or 0
         else:
             self.trusted = False
             warn(

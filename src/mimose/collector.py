@@ -36,8 +36,10 @@ class _Seen:
     key: Run
     gradient_bytes: int
     input_bytes: int
-    stops_early: bool
     start: int
+    operators_left: int
+    ending: int = 0
+    """What the end of its forward takes beside what it saves, where a recompute stops before."""
     forward: int = 0
     out_saved: int = 0
     idle: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
@@ -108,15 +110,21 @@ class Ride(Listener):
         given = bytes_given(args, kwargs)
         start = reading.in_use - self._base
         gradient_bytes = _gradient_bytes(seat.module)
-        run = _Seen((seat.index, nth), gradient_bytes, given, seat.early_stop, start)
+        run = _Seen((seat.index, nth), gradient_bytes, given, start, seat.operators_left)
         self._runs.append(run)
 
     def forward_ends(
-        self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
+        self,
+        block: int,
+        out_saved_bytes: int,
+        out_free_bytes: int,
+        idle_inputs: list[torch.Tensor],
     ) -> None:
         assert self._base is not None
         run = self._runs[block]
         run.out_saved = out_saved_bytes
+        # The output, and before it what it is made from.
+        run.ending = min(2, run.operators_left) * out_free_bytes
         run.idle = [weakref.ref(tensor) for tensor in idle_inputs if tensor.grad_fn is not None]
         run.forward = self._read().peak - self._base
 
@@ -194,7 +202,7 @@ class Ride(Listener):
         return StepObservation(
             size=size,
             pattern=tuple(run.key for run in self._runs),
-            runs=tuple(self._finished(k, run) for k, run in enumerate(self._runs)),
+            runs=tuple(self._finished(run) for run in self._runs),
             head_forward_bytes=self._head_forward,
             head_backward_bytes=self._head_backward,
             tail_bytes=self._tail or 0,
@@ -224,18 +232,7 @@ class Ride(Listener):
             run.idle_bytes = sum(_bytes_behind(ref) for ref in alone)
         run.idle = []
 
-    def _spike(self, k: int, run: _Seen) -> int:
-        """The peak of a forward that keeps; a recompute that stops early has not seen its end.
-
-        There the output comes into being beside what is saved and what it is made from.
-        """
-        if not run.stops_early or len(self._runs) == 1:
-            return run.spike
-        after = min(k + 1, len(self._runs) - 1)
-        out_bytes = self._runs[after].start - self._runs[after - 1].start
-        return max(run.spike, run.saved + 2 * out_bytes)
-
-    def _finished(self, k: int, run: _Seen) -> Observation:
+    def _finished(self, run: _Seen) -> Observation:
         # Where gradients are added to existing ones, each is freed at once; where they come into
         # being they stay. Observations speak of the latter: it takes no less.
         stays = 0 if self._born_in_step else run.gradient_bytes
@@ -245,7 +242,7 @@ class Ride(Listener):
             entry_bytes=run.entry,
             born_bytes=run.born,
             saved_bytes=max(0, run.saved),
-            spike_bytes=max(0, self._spike(k, run)),
+            spike_bytes=max(0, run.spike, run.saved + run.ending),
             back_bytes=max(0, run.back) + stays,
             out_saved_bytes=min(run.out_saved, max(0, run.saved)),
             in_idle_bytes=run.idle_bytes,
@@ -304,9 +301,13 @@ class Shuttle(Ride):
         self._meter.reset_peak()
 
     def forward_ends(
-        self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
+        self,
+        block: int,
+        out_saved_bytes: int,
+        out_free_bytes: int,
+        idle_inputs: list[torch.Tensor],
     ) -> None:
-        super().forward_ends(block, out_saved_bytes, idle_inputs)
+        super().forward_ends(block, out_saved_bytes, out_free_bytes, idle_inputs)
         saved, spike, begun, ended = self._looked[block]
         self._looked[block] = (saved + out_saved_bytes, spike, begun, ended)
 

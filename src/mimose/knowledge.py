@@ -136,13 +136,15 @@ class Knowledge:
         return {"observations": [o.to_plain() for o in self._observations()], "born": born}
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Knowledge:
-        """What `to_plain` gave, learned again."""
+    def from_plain(cls, plain: Mapping[str, Any], blocks: int | None = None) -> Knowledge:
+        """What `to_plain` gave, of a model of so many blocks, learned again."""
         knowledge = cls()
         for observation in plain["observations"]:
-            knowledge.learn(StepObservation.from_plain(observation))
+            knowledge.learn(StepObservation.from_plain(observation, blocks))
         for pattern, born in plain["born"]:
             runs = tuple((int(block), int(nth)) for block, nth in pattern)
+            if len(runs) != len(born):
+                raise ValueError(f"gradients of {len(born)} runs where there are {len(runs)}")
             knowledge.note_born(runs, tuple(map(int, born)))
         return knowledge
 

@@ -210,6 +210,7 @@ class _StorageCounter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        before, peak = self.in_use, self.peak
         out = func(*args, **(kwargs or {}))
         if getattr(func, "namespace", "") == "fsdp":
             self._note_gathered((kwargs or {}).get("out"))
@@ -220,8 +221,9 @@ class _StorageCounter(TorchDispatchMode):
         elif out is not None:
             for tensor in tensors_in(out):
                 self._count(tensor)
-        if self.limit is not None and self.in_use > self.limit:
+        if self.limit is not None and self.in_use > max(self.limit, before):  # it takes memory
             self.failures += 1
+            self.peak = peak  # an allocator would not have given what is over its limit
             raise torch.OutOfMemoryError(
                 f"{func}: {self.in_use} bytes in use, the limit is {self.limit}"
             )

@@ -106,12 +106,20 @@ class StepObservation:
         }
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> StepObservation:
-        """What `to_plain` gave."""
+    def from_plain(cls, plain: Mapping[str, Any], blocks: int | None = None) -> StepObservation:
+        """What `to_plain` gave, of a model of so many blocks; a ValueError if it cannot be."""
         layout = tuple((str(name), int(rank)) for name, rank in plain["layout"])
+        size = InputSize(layout, tuple(map(int, plain["dims"])))
+        pattern = tuple((int(block), int(nth)) for block, nth in plain["pattern"])
+        if len(size.dims) != sum(rank for _, rank in layout) or min(size.dims, default=0) < 0:
+            raise ValueError(f"{list(size.dims)} are not the dimensions of {layout}")
+        if len(pattern) != len(plain["runs"]):
+            raise ValueError(f"there are {len(plain['runs'])} runs in a pattern of {len(pattern)}")
+        if blocks is not None and not all(0 <= block < blocks for block, _ in pattern):
+            raise ValueError(f"of {blocks} blocks these are to run: {pattern}")
         return cls(
-            size=InputSize(layout, tuple(map(int, plain["dims"]))),
-            pattern=tuple((int(block), int(nth)) for block, nth in plain["pattern"]),
+            size=size,
+            pattern=pattern,
             runs=tuple(_run_from_plain(run) for run in plain["runs"]),
             head_forward_bytes=int(plain["head"][0]),
             head_backward_bytes=int(plain["head"][1]),
@@ -129,4 +137,6 @@ def _higher(a: Observation, b: Observation) -> Observation:
 def _run_from_plain(numbers: list[Any]) -> Observation:
     values = dict(zip(Observation.__slots__, numbers, strict=True))
     seconds, fixed = float(values.pop("seconds")), bool(values.pop("fixed"))
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"a run took {seconds} seconds")
     return Observation(**{n: int(v) for n, v in values.items()}, seconds=seconds, fixed=fixed)

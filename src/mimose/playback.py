@@ -119,7 +119,7 @@ class _Reader:
     def __init__(self, header: Header) -> None:
         self.recording = Recording(header)
         self._layouts: dict[int, Layout] = {}
-        self._chapters: dict[str, list[StepObservation]] = {}
+        self._chapters: dict[int, list[StepObservation]] = {}
         self._reserve = 0
 
     def take(self, line: str) -> None:

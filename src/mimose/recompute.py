@@ -357,10 +357,11 @@ class Frame:
     def _tell_of_forward(self, listener: Listener, args: Any, kwargs: Any, out: Any) -> None:
         saved = {s._cdata for ref in self.storages if (s := ref()) is not None}
         self.storages = []
-        shared = sum(size for key, size in storage_bytes(out).items() if key in saved)
+        made = storage_bytes(out)
+        shared = sum(size for key, size in made.items() if key in saved)
         inputs = argument_tensors(args, kwargs)
         idle = [t for t in inputs if local(t).untyped_storage()._cdata not in saved]
-        listener.forward_ends(self.block, shared, idle)
+        listener.forward_ends(self.block, shared, sum(made.values()) - shared, idle)
 
     def _describe_misfits(self) -> str:
         lines = [
@@ -391,10 +392,12 @@ def hide_from_compiler() -> None:
     Where a compiled block breaks into several graphs, it would otherwise compile these as well, and
     again for each new shape.
     """
+    from torch._dynamo.eval_frame import skip_code  # slow to import; loaded where one compiles
+
     looking = Frame(_as_it_is, (), {}, keeping=True)
     hooks = (Frame(_as_it_is, (), {})._packer(), looking._packer(), looking._repacker())
     for function in (*hooks, local, Watch.pack):
-        torch.compiler.disable(function, recursive=False)
+        skip_code(function.__code__)
 
 
 class _Stop(BaseException):

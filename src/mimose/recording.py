@@ -6,7 +6,7 @@ One JSON object a line. The first tells what the run is; then, as they happen:
      "ms":112.3,"again_ms":9.1,"planning_us":41,"reserve":…}     a step; without a plan: observed
     {"layout":1,"of":[["input_ids",2]]}                          a kind of input not met before
     {"observation":{…},"anew":false}                             what the session has learned
-    {"regime":"…"}                                               what holds from here on is this
+    {"regime":0,"is":"…"}                                        what holds from here on is this
     {"event":"recovery","at":3.21,"step":12,"text":"…"}          what people should know
 
 A step's line is made in a few microseconds and written together with others, so up to two seconds
@@ -21,6 +21,7 @@ import os
 import re
 import time
 import weakref
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -89,7 +90,7 @@ class Recorder:
         self._planning_us = 0.0
         self._reserve: int | None = None
         self._layouts: dict[Layout, str] = {}
-        self._regimes: set[str] = set()
+        self._regimes: dict[Hashable, int] = {}
 
     def begins(self, header: Header) -> None:
         """The first training step is about to come."""
@@ -135,14 +136,16 @@ class Recorder:
         """The session knows more than before, or nothing but this; it can be rebuilt from that."""
         self._learned(observation.to_plain(), anew)
 
-    def enters(self, regime: object, knowledge: Knowledge) -> None:
+    def enters(self, regime: Hashable, knowledge: Knowledge) -> None:
         """From here on steps run in this regime, of which so much is known already."""
-        name = str(regime)
-        self._put({"regime": name})
-        if name not in self._regimes:
-            self._regimes.add(name)
-            for plain in knowledge.to_plain()["observations"]:
-                self._learned(plain, anew=False)
+        index = self._regimes.get(regime)
+        if index is not None:  # a GAN's steps go back and forth between two
+            self._sink.put(f'{{"regime":{index}}}')
+            return
+        self._regimes[regime] = len(self._regimes)
+        self._put({"regime": self._regimes[regime], "is": str(regime)})
+        for plain in knowledge.to_plain()["observations"]:
+            self._learned(plain, anew=False)
 
     def _learned(self, plain: dict[str, Any], anew: bool) -> None:
         self._put({"observation": plain, "anew": anew})

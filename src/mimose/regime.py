@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-_SAMPLE = 64
+_SAMPLE, _LARGEST = 64, 8
 
 
 class Regime(NamedTuple):
@@ -16,18 +17,27 @@ class Regime(NamedTuple):
     autocast: str
     """The type that operators are cast to; empty if they are not."""
     attention: str
-    """The attention implementation, where the model's configuration names one."""
+    """The attention implementation, where the model's configuration names one; or several."""
     trained: tuple[bool, ...]
     """Whether parameters are trained, by a sample."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Strings, a list and a dict alone, for files."""
+        return {**self._asdict(), "trained": list(self.trained)}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Regime:
+        """What `to_plain` gave."""
+        trained = tuple(map(bool, plain["trained"]))
+        return cls(str(plain["autocast"]), str(plain["attention"]), trained)
 
 
 class Lookout:
     """Sees in which regime a step runs, in a few microseconds."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        parameters = list(model.parameters())
-        self._sample = parameters[:: max(1, -(-len(parameters) // _SAMPLE))]
-        self._config = _config_of(model)
+        self._sample = _sample_of(list(model.parameters()))
+        self._configs = _configs_of(model)
         self._device = device.type
 
     def regime(self) -> Regime:
@@ -35,13 +45,23 @@ class Lookout:
         autocast = ""
         if torch.is_autocast_enabled(self._device):
             autocast = str(torch.get_autocast_dtype(self._device))
-        attention = getattr(self._config, "_attn_implementation", None)
+        attention = [str(config._attn_implementation or "") for config in self._configs]
+        if len(set(attention)) == 1:
+            attention = attention[:1]
         return Regime(
-            autocast, str(attention or ""), tuple([p.requires_grad for p in self._sample])
+            autocast, " and ".join(attention), tuple([p.requires_grad for p in self._sample])
         )
 
 
-def _config_of(model: nn.Module) -> Any:
-    """The configuration of the outermost module that names its attention implementation."""
+def _sample_of(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+    """Some from everywhere, so that a layer is not missed, and those that weigh the most."""
+    largest = set(sorted(parameters, key=lambda p: -p.numel())[:_LARGEST])
+    every = max(1, -(-len(parameters) // _SAMPLE))
+    return [p for i, p in enumerate(parameters) if i % every == 0 or p in largest]
+
+
+def _configs_of(model: nn.Module) -> list[Any]:
+    """The configurations that name an attention implementation: one, or one for each part."""
     configs = (getattr(module, "config", None) for module in model.modules())
-    return next((c for c in configs if hasattr(c, "_attn_implementation")), None)
+    named = {id(c): c for c in configs if hasattr(c, "_attn_implementation")}
+    return list(named.values())

@@ -127,7 +127,8 @@ class Stats:
             + (f", budget {text_of(self.budget_bytes)}" if self.budget_bytes else ""),
         ]
         if self.reserve_bytes is not None:
-            lines.append(f"reserve {text_of(self.reserve_bytes)}, margin {self.margin:.2%}")
+            margin = round(self.margin, 4) + 0.0  # never "-0.00%"
+            lines.append(f"reserve {text_of(self.reserve_bytes)}, margin {margin:.2%}")
         if self.prediction_error is not None:
             lines.append(f"prediction error (leave one out): {self.prediction_error:.2%}")
         return "\n".join(lines)

@@ -76,14 +76,13 @@ class Scheduler:
         self._planned = 0
 
     def enter(self, regime: Regime) -> str | None:
-        """A step runs in this regime; what is different from the last one's, if anything is."""
+        """A step runs in this regime; if it is a new one, what is different from the last one."""
         former, self._regime = self._regime, regime
-        if regime not in self._known:
-            self._known[regime] = Knowledge()
-            while len(self._known) > _MOST_REGIMES:
-                del self._known[next(iter(self._known))]
-        self.knowledge = self._known[regime]
-        return None if former is None else _difference(former, regime)
+        known = self._known.pop(regime, None)
+        self.knowledge = self._known[regime] = known or Knowledge()
+        while len(self._known) > _MOST_REGIMES:  # the one that was left the longest ago
+            del self._known[next(iter(self._known))]
+        return None if known or former is None else _difference(former, regime)
 
     @property
     def regime(self) -> Regime | None:
@@ -210,20 +209,18 @@ class Scheduler:
     def to_plain(self) -> list[dict[str, Any]]:
         """What is known, by regime; plain numbers and strings."""
         return [
-            {"regime": _plain(regime), "knowledge": knowledge.to_plain()}
+            {"regime": regime.to_plain(), "knowledge": knowledge.to_plain()}
             for regime, knowledge in self._known.items()
             if knowledge.version
         ]
 
-    def take_in(self, plain: list[Mapping[str, Any]]) -> None:
-        """Know again what `to_plain` gave."""
-        for chapter in plain:
-            regime = Regime(
-                str(chapter["regime"]["autocast"]),
-                str(chapter["regime"]["attention"]),
-                tuple(map(bool, chapter["regime"]["trained"])),
-            )
-            self._known[regime] = Knowledge.from_plain(chapter["knowledge"])
+    def take_in(self, plain: list[Mapping[str, Any]], blocks: int) -> None:
+        """Know again, of a model of so many blocks, what `to_plain` gave: all of it or nothing."""
+        chapters = {
+            Regime.from_plain(chapter["regime"]): Knowledge.from_plain(chapter["knowledge"], blocks)
+            for chapter in plain
+        }
+        self._known.update(chapters)
         self.cache.clear()
         if self._regime is not None:
             self.enter(self._regime)
@@ -234,10 +231,6 @@ class Scheduler:
         if self.knowledge.version or self._regime is None or not others:
             return None
         return _difference(others[-1], self._regime)
-
-
-def _plain(regime: Regime) -> dict[str, Any]:
-    return {**regime._asdict(), "trained": list(regime.trained)}
 
 
 def _difference(former: Regime, regime: Regime) -> str | None:

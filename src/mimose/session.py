@@ -436,17 +436,20 @@ class Mimose:
             self._recorder.begins(self._header(self._setting))
 
     def _enter(self, setting: Setting, regime: Regime) -> None:
+        first = self._scheduler.regime is None
+        self._unread = []  # learned already; the times that are still awaited are of another one
         change = self._scheduler.enter(regime)
         if self._recorder is not None:
             self._recorder.enters(regime, self._scheduler.knowledge)
-        if change is None:
+        if first:
             reason = self._scheduler.why_unknown()
             if reason is not None:
                 warn(f"what was learned before does not hold here: {reason}. Observing anew")
             return
         setting.look_again()
-        log.info("mimose: %s", change)
-        self._record_event("regime", change)
+        if change is not None:
+            log.info("mimose: %s", change)
+            self._record_event("regime", change)
 
     def _take_over(self) -> None:
         """From checkpointing that was on before, or that a trainer has switched on since."""

@@ -230,7 +230,8 @@ def _parabola(
     known = [(n, needed) for n in lengths if (needed := need(n)) is not None]
     if len(known) < 3:
         return None
-    bend, slope, _ = np.polyfit(*zip(*known, strict=True), 2)
+    at, needs = np.array(known, float).T
+    bend, slope, _ = np.polyfit(at, needs, 2)
     last, top = known[-1]
     bend = max(0.0, float(bend))
     rise = max(0.0, float(slope) + 2 * bend * last)

@@ -146,3 +146,14 @@ def test_a_narrow_window_needs_no_sideways_scrolling(
     )
     browser.set_window_size(1200, 1000)
     assert wide <= 0
+
+
+def test_peaks_that_nobody_saw_leave_predictions_and_what_was_held(
+    browser: Any, contents: Contents, tmp_path: Path
+) -> None:
+    unseen = [None if plan else peak for peak, plan in zip(
+        contents.steps["peak"], contents.steps["plan"], strict=True)]  # fmt: skip
+    opened(browser, replace(contents, steps={**contents.steps, "peak": unseen}), tmp_path)
+    assert "held by the allocator" in words(browser, "#steps-legend")
+    assert browser.find_element(CSS, "#steps-chart path.peaks").get_attribute("d") == ""
+    assert no_complaints(browser)

@@ -17,6 +17,8 @@ import mimose
 from mimose import demo
 from mimose.cli import main
 
+pytest.importorskip("typer", reason="the command line is an extra")
+
 SOURCE = str(Path(mimose.__file__).parent.parent)
 
 
@@ -73,6 +75,26 @@ def test_report_to_the_terminal(capsys: pytest.CaptureFixture[str], recording_fi
     status, out, _ = said(capsys, "report", recording_file, "--format", "md", "-o", "-")
     assert status == 0
     assert out.startswith("# mimose: run")
+
+
+def test_report_sees_that_a_file_holds_benchmark_results(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    header = {"kind": "header", "format": 1, "machine": "<b>a machine</b>", "python": "3", "torch":
+              "2", "transformers": "5", "mimose": mimose.__version__, "date": "2026-01-01",
+              "expandable_segments": None,
+              "conditions": {"device": "cpu", "steps": 8, "scale": 1, "precision": None,
+                             "attention": None, "small": True, "seed": 0}}  # fmt: skip
+    results = tmp_path / "bench.jsonl"
+    results.write_text(json.dumps(header, separators=(",", ":")) + "\n")
+    status, _, err = said(capsys, "report", results)
+    assert status == 0, err
+    page = results.with_suffix(".html").read_text()
+    assert "mimose bench" in page
+    assert "<b>a machine" not in page
+    results.write_text('{"kind":"header","format":99}\n')
+    assert "format 99" in refused(capsys, "report", results)
 
 
 def test_plan_answers_in_a_table_and_to_machines(

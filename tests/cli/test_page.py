@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mimose.page.benchmark import _as_html
 from mimose.page.contents import Contents, contents_of, thinned
 from mimose.page.html import as_data, page_of
 from mimose.page.markdown import markdown_of
@@ -129,6 +130,14 @@ def test_a_run_that_has_not_planned_yet_has_a_page(recording_file: Path, tmp_pat
     assert young.time is None
     assert data_in(page_of(young, "young"))["sizes"] == []
     assert "observed" in markdown_of(young, "young")
+
+
+def test_figures_of_a_benchmark_are_inside_its_page(tmp_path: Path) -> None:
+    pytest.importorskip("markdown_it")
+    (tmp_path / "time.png").write_bytes(b"\x89PNG")
+    page = _as_html("| a |\n| --- |\n| <i>b</i> |\n\n![time](time.png)\n", tmp_path)
+    assert "<td>&lt;i&gt;b&lt;/i&gt;</td>" in page
+    assert 'src="data:image/png;base64,iVBORw=="' in page
 
 
 def test_a_long_run_is_thinned_to_its_highest_steps(recording_file: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import mimose
 import models
+from compare import assert_same_gradients
+from mimose.attach import Attachment, BlockSeat
+from mimose.blocks import find_blocks
 from mimose.setting import Setting
 from pair import Pair
 from twins import (
@@ -88,6 +92,43 @@ def test_gradients_are_those_of_plain_fsdp2_with_plans_that_differ_by_step_and_r
 def test_gradients_accumulated_without_sync_are_those_of_plain_fsdp2(pair: Pair) -> None:
     (first, _), (second, _) = pair.run(train, True, {}, 3)
     assert_plans_differ([first, second])
+
+
+class Alternating:
+    """Recomputes all blocks in every other step."""
+
+    def __init__(self) -> None:
+        self.again = True
+
+    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+        return self.again
+
+
+def train_compiled(rank: int) -> tuple[list[str], list[frozenset[int]]]:
+    """By a director: on a CPU nothing is compiled while a session counts storages."""
+    ours, director = models.Encoder(), Alternating()
+    plain = copy.deepcopy(ours)
+    for model in (plain, ours):
+        for block in model.encoder.layers:
+            block.compile(backend="aot_eager")
+        sharded(model)
+    seats = Attachment(ours, find_blocks(ours), director).seats
+    for i, batch in enumerate(batches_of(rank, 6)):
+        director.again = i % 2 == 0
+        for model in (plain, ours):
+            model.zero_grad()
+            torch.manual_seed(i)
+            models.loss_of(model, batch).backward()
+        assert_same_gradients(ours, plain)
+    codes = [code for ref in torch._dynamo.convert_frame.input_codes.seen if (code := ref())]
+    compiled = [c.co_name for c in codes if Path(c.co_filename).parent.name == "mimose"]
+    return compiled, [seat.speaks_to for seat in seats]
+
+
+def test_compiled_units_are_recomputed_and_nothing_of_ours_is_compiled(pair: Pair) -> None:
+    for compiled, speaks_to in pair.run(train_compiled):
+        assert compiled == []
+        assert speaks_to == [{0, 1}] * 3, "a compiled unit gathers its parameters itself"
 
 
 def count(rank: int) -> tuple[int, int, int, int]:

@@ -224,6 +224,8 @@
       plot.add("path", { d: `M${plot.x(event.step)} ${plot.box.top}l5 8h-10z`, class: "event", style: `fill:${colour("budget")}` });
     }
     const size = s.number.length > 600 ? 3 : s.number.length > 150 ? 4 : 6;
+    const hidden = s.peak.some((peak, i) => peak === null && s.held[i] !== null);
+    if (hidden) plot.line(at((i) => s.held[i] !== null, s.held), "grey", "stroke-width:1.2");
     plot.dots(at((i) => s.plan[i] !== null, s.base), "grey", 2);
     plot.dashes(at((i) => s.plan[i] !== null, s.predicted), "ink");
     plot.dots(at((i) => s.plan[i] === null, s.peak), "grey", size);
@@ -241,6 +243,7 @@
       return s.number[i];
     });
     legend("steps-legend", [["real peak, planned", "plan", "dot"], ["real peak, observed", "grey", "dot"], ["predicted", "ink"],
+      ...(hidden ? [["held by the allocator", "grey"]] : []),
       ["budget", "budget", "dashed"], ["budget less reserve", "budget", "dotted"]]);
     by("steps-note").textContent = s.number.length < run.total_steps
       ? `${s.number.length} of ${run.total_steps} steps are shown: the highest of each stretch.` : "";
