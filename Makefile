@@ -5,22 +5,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test check format clean
+.PHONY: setup demo test check soak docs browser format clean
 
 setup: $(VENV)/.setup
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	$(PIP) -e .
+	$(PIP) -e '.[cli]'
 	@touch $@
 
 $(VENV)/.setup: $(VENV)/.base
-	$(PIP) pytest hypothesis transformers peft ruff mypy
+	$(PIP) -e '.[cli,hf,lightning,bench,docs]'
+	$(PIP) pytest hypothesis peft trl pytorch-lightning tensorboard bitsandbytes selenium ruff mypy
 	@touch $@
 
 demo: $(VENV)/.base
-	$(BIN)/python -m mimose.demo
+	$(BIN)/mimose demo
 
 test: setup
 	$(BIN)/python -m pytest
@@ -30,9 +31,20 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Thousands of faults and steps; about an hour.
+soak: setup
+	$(BIN)/python -m pytest -q tests/faults -m soak
+
+docs: setup
+	$(BIN)/mkdocs build --strict
+
+# For the tests of the report page; where it is missing, they are skipped.
+browser:
+	command -v chromium chromedriver || apt-get install -y -qq chromium chromium-driver
+
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis site

@@ -87,6 +87,7 @@ class Ride(Listener):
         self._tail: int | None = None
         self.peak = 0
         """The highest reading of the step."""
+        self.peak_held = 0
         self.unusable = 0
         """What the allocator held beyond that, if it had to take more memory for this step."""
         self._held_before = meter.read().held
@@ -257,6 +258,7 @@ class Ride(Listener):
     def _read(self) -> Reading:
         reading = self._meter.read()
         self.peak = max(self.peak, reading.peak)
+        self.peak_held = max(self.peak_held, reading.peak_held)
         self._meter.reset_peak()
         return reading
 

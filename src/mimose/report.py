@@ -77,6 +77,7 @@ class Stats:
     def observed_step_over(self, step: ObservedStep) -> None:
         self.observed_steps += 1
         self.peak_bytes = max(self.peak_bytes, step.ride.peak)
+        self.peak_held_bytes = max(self.peak_held_bytes, step.ride.peak_held)
 
     def planned_step_over(self, step: PlannedStep, end: Reading, real_peak: int | None) -> None:
         self.planned_steps += 1

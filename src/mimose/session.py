@@ -140,6 +140,7 @@ class Mimose:
         self._last_step: Step | None = None
         self._unread: list[ObservedStep] = []
         self._loaded: Mapping[str, Any] | None = None
+        self._identity: dict[str, Any] = {}
         self._keepsake: Keepsake | None = None
         self._retrying = False
         self._after_broken_step = False
@@ -310,7 +311,7 @@ class Mimose:
             return dict(self._loaded) if self._loaded is not None else {"format": FORMAT}
         return {
             "format": FORMAT,
-            "identity": identity_of(self._root.module, self._names, setting.device),
+            "identity": self._identity,
             "chapters": self._scheduler.to_plain(),
         }
 
@@ -327,9 +328,8 @@ class Mimose:
     def _take_in(self, state: Mapping[str, Any]) -> None:
         assert self._setting is not None
         self._loaded = None
-        present = identity_of(self._root.module, self._names, self._setting.device)
         try:
-            reason = difference(state, present)
+            reason = difference(state, self._identity)
             if reason is None and "identity" in state:  # else nothing had been learned
                 self._scheduler.take_in(state["chapters"], len(self._names))
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
@@ -340,7 +340,7 @@ class Mimose:
     def _floor(self) -> Floor:
         if self._setting is not None:
             setting = self._setting
-            return Floor(setting.budget_bytes, setting.parameter_bytes, setting.gradients.bytes)
+            return Floor(setting.budget_bytes, setting.parameter_bytes, setting.gradient_bytes)
         parameters = list(self._root.module.parameters())
         trained = bytes_of(p for p in parameters if p.requires_grad)
         return Floor(self.budget_bytes, bytes_of(parameters), trained)
@@ -430,6 +430,7 @@ class Mimose:
         """Settle device and bytes; before the root runs, where FSDP2 gathers its parameters."""
         self._setting = Setting(self._root.module, self._budget, enforce=self._enforce)
         weakref.finalize(self._root.module, self._setting.close)
+        self._identity = identity_of(self._root.module, self._names, self._setting.device)
         if self._loaded is not None:
             self._take_in(self._loaded)
         if self._recorder is not None:
@@ -607,7 +608,7 @@ class Mimose:
             collector=self._collector.__name__.lower(),
             enforce=self._enforce,
             parameter_bytes=setting.parameter_bytes,
-            gradient_bytes=setting.gradients.bytes,
+            gradient_bytes=setting.gradient_bytes,
         )
 
     def _size_of(self, args: Any, kwargs: Any) -> InputSize:

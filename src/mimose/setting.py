@@ -80,6 +80,7 @@ class Setting:
     def look_again(self) -> None:
         """Other parameters are trained than before."""
         self.gradients = Gradients(p for p in self._all_parameters if p.requires_grad)
+        self.gradient_bytes = self.gradients.bytes
 
     def rounded(self, number_of_bytes: int) -> int:
         """Down to a multiple of 0.012 % of the budget, so that steps that hardly differ share."""
