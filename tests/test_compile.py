@@ -169,16 +169,16 @@ def test_a_model_compiled_as_a_whole_after_attaching_is_refused_with_the_advice(
     dynamic: bool | None,
 ) -> None:
     model, batch = models.encoder()
-    with mimose.auto_checkpoint(model, "1GiB"):
-        with pytest.raises(ConflictError, match=r"compiled as a whole.*block\.compile\(\)"):
-            torch.compile(model, backend="eager", dynamic=dynamic)(**batch)
+    advice = r"compiled as a whole.*block\.compile\(\)"
+    with mimose.auto_checkpoint(model, "1GiB"), pytest.raises(ConflictError, match=advice):
+        torch.compile(model, backend="eager", dynamic=dynamic)(**batch)
 
 
 def test_a_model_compiled_as_one_graph_fails_to_compile_with_the_advice() -> None:
     model, batch = models.encoder()
-    with mimose.auto_checkpoint(model, "1GiB"):
-        with pytest.raises(Exception, match=r"mimose cannot plan.*block\.compile\(\)"):
-            torch.compile(model, backend="eager", fullgraph=True)(**batch)
+    advice = r"mimose cannot plan.*block\.compile\(\)"
+    with mimose.auto_checkpoint(model, "1GiB"), pytest.raises(Exception, match=advice):
+        torch.compile(model, backend="eager", fullgraph=True)(**batch)
 
 
 def test_a_model_compiled_as_a_whole_before_attaching_is_refused_with_the_advice() -> None:

@@ -52,7 +52,7 @@ def _count(group: Any) -> int | None:
     """Collectives issued so far, by all backends of the group; None if one does not count."""
     try:
         backends = [group._get_backend(device) for device in group._device_types]
-        return sum(backend._get_sequence_number_for_group() for backend in backends)
+        return sum(int(backend._get_sequence_number_for_group()) for backend in backends)
     except RuntimeError:
         return None
 
@@ -61,8 +61,8 @@ class Agreement:
     """Makes ranks recompute the same blocks, where a recompute speaks to other ranks.
 
     One small all-reduce a step among those ranks, on the CPU, in a gloo group of its own: no GPU
-    waits for it. A block is recomputed on all of them if the plan of one says so; a step is observed
-    on all if one must observe; a block that one cannot recompute is recomputed by none.
+    waits for it. A block is recomputed on all of them if the plan of one says so; a step is
+    observed on all if one must observe; a block that one cannot recompute none recomputes.
     """
 
     def __init__(self, seats: Sequence[BlockSeat]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from pair import Pair
 from torch import nn
 from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,14 +21,13 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
+from twins import Record, batches_of, in_fp32, throwing_dice, train_side_by_side
 
 import mimose
 import models
 from compare import assert_same_gradients
 from mimose.errors import ConflictError
 from mimose.ranks import Agreement
-from pair import Pair
-from twins import Record, batches_of, in_fp32, throwing_dice, train_side_by_side
 
 
 class Mean(torch.autograd.Function):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pair import Pair
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
@@ -18,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mimose
 from compare import assert_same_buffers, assert_same_gradients, same
-from pair import Pair
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 Change = Callable[[nn.Module], nn.Module]

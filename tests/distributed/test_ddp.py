@@ -9,14 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from pair import Pair
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-import mimose
-import models
-from mimose.errors import ConflictError
-from pair import Pair
-from training import tight_budget
 from twins import (
     Record,
     assert_plans_differ,
@@ -26,6 +21,11 @@ from twins import (
     throwing_dice,
     train_side_by_side,
 )
+
+import mimose
+import models
+from mimose.errors import ConflictError
+from training import tight_budget
 
 
 class WithSpare(models.Encoder):

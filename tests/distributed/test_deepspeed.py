@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from pair import Pair
 from torch import nn
+from twins import Record, assert_plans_differ, batches_of, plan_of_last_step, throwing_dice
 
 import models
 from compare import same
-from pair import Pair
-from twins import Record, assert_plans_differ, batches_of, plan_of_last_step, throwing_dice
 
 pytest.importorskip("deepspeed")
 

@@ -9,16 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from pair import Pair
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-import mimose
-import models
-from compare import assert_same_gradients
-from mimose.attach import Attachment, BlockSeat
-from mimose.blocks import find_blocks
-from mimose.setting import Setting
-from pair import Pair
 from twins import (
     Record,
     assert_plans_differ,
@@ -27,6 +20,13 @@ from twins import (
     throwing_dice,
     train_side_by_side,
 )
+
+import mimose
+import models
+from compare import assert_same_gradients
+from mimose.attach import Attachment, BlockSeat
+from mimose.blocks import find_blocks
+from mimose.setting import Setting
 from training import Dice, Predictions, lengths, texts
 
 

@@ -6,16 +6,15 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from pair import Pair
 from torch.nn.parallel import DistributedDataParallel
+from twins import batches_of
 
 import mimose
 import models
 from compare import assert_same_gradients
 from mimose.errors import OutOfMemory
 from mimose.ranks import Spoken, why_not_alone
-from pair import Pair
-from twins import batches_of
 
 
 class Fuse:
