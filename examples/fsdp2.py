@@ -18,8 +18,6 @@ CUDA = torch.cuda.is_available()
 
 
 class Classifier(nn.Module):
-    """Tells which of two classes a text is of."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True, norm_first=True)
@@ -38,6 +36,7 @@ def main() -> None:
     options = parser.parse_args()
 
     dist.init_process_group("nccl" if CUDA else "gloo")
+    random.seed(dist.get_rank())  # other lengths on each rank
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if CUDA else torch.device("cpu")
     model = Classifier(1024 if CUDA else 64).to(device)
     for block in model.encoder.layers:

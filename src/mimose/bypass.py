@@ -17,8 +17,8 @@ from mimose.blocks import Block
 from mimose.errors import ConflictError, warn
 
 _ADVICE = (
-    "compile its blocks instead, before or after attaching: `for block in …: block.compile()`. They "
-    "are then planned for, and no plan compiles them again"
+    "compile its blocks instead, before or after attaching: `for block in …: block.compile()`. "
+    "They are then planned for, and no plan compiles them again"
 )
 
 

@@ -84,6 +84,12 @@ class Trial:
             odd=dice.random() < 0.3,
         )
 
+    @property
+    def honest(self) -> bool:
+        """Whether memory is what it is said to be, and the planner minds it."""
+        plans = self.planner != "keep_all" and self.model != "chosen"
+        return plans and self.share >= 0.4 and self.lie == 1.0 and not self.odd
+
     def run(self) -> Outcome:
         """Train plainly, then under faults; an AssertionError tells the trial if they differ."""
         torch.manual_seed(self.seed)
@@ -120,7 +126,7 @@ class Loop:
         self.trial = trial
         self.model = model
         trained = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.SGD(trained, lr=0.01, momentum=0.5)
+        self.optimizer = torch.optim.AdamW(trained, lr=1e-3)
 
     def train(self, todo: list[Batch]) -> list[float]:
         seed_all(self.trial.seed)
@@ -189,8 +195,7 @@ class Broken(Loop):
             theirs = dict(getattr(plain, part)())
             for name, tensor in getattr(self.model, part)():
                 same(tensor.detach(), theirs[name].detach(), name)
-        honest = not (self.trial.odd or self.trial.lie != 1.0 or self.trial.planner == "keep_all")
-        if honest and self.trial.share >= 0.4 and not said:
+        if self.trial.honest and not said:
             assert stats.peak_bytes <= self._budget, "the budget is exceeded without a word"
         self.outcome.recoveries = stats.recoveries
         return self.outcome
@@ -206,10 +211,12 @@ class Broken(Loop):
         if i >= 2 or self.trial.foreign:
             self._arm()
         self._take_odd_memory()
-        while True:
+        for attempt in range(4):
             before = Remembered(self.model)
+            if attempt == 2:  # the limit is too low for this batch, as an error has said
+                self.handle._setting.meter.limit(None)  # type: ignore[union-attr]
             try:
-                loss = self._attempt(batch)
+                loss = self._attempt(batch, retry=self.trial.retry or attempt > 0)
                 self.outcome.faults += self._fuse.blown
                 self._fuse.disarm()
                 return loss
@@ -219,9 +226,10 @@ class Broken(Loop):
             gc.collect()
             self._odd.clear()
             self._fuse.disarm()
+        raise AssertionError("a step without faults or limit does not end")
 
-    def _attempt(self, batch: Batch) -> float:
-        if self.trial.retry:
+    def _attempt(self, batch: Batch, *, retry: bool) -> float:
+        if retry:
             return self.handle.retry(self.forward_and_backward, batch)
         return self.forward_and_backward(batch)
 
@@ -257,6 +265,8 @@ class Broken(Loop):
     def after_step(self, i: int) -> None:
         """Whatever went wrong, no more is in use than after a step in which nothing did."""
         self._odd.clear()
+        if i == 0:  # in which each block is tried, and may take twice what it will
+            self.handle._stats.peak_bytes = 0
         assert no_hooks(), "a saved-tensor hook was left behind"
         if (i + 1) % self.trial.micro_steps:
             return
