@@ -81,8 +81,13 @@ def likely_places(function: Callable[..., Any], args: Any, kwargs: Any) -> list[
     return [
         (owner, name)
         for owner, name in places.values()
-        if _is_norm(owner) or _nbytes(owner._buffers[name]) <= _ALWAYS_COPIED_BYTES
+        if may_change(owner, owner._buffers[name])
     ]
+
+
+def may_change(module: nn.Module, buffer: torch.Tensor | None) -> bool:
+    """Whether a forward may change a module's buffer: a norm's, or one too small to matter."""
+    return buffer is not None and (_is_norm(module) or buffer.nbytes <= _ALWAYS_COPIED_BYTES)
 
 
 def _modules_behind(value: Any, depth: int) -> Iterator[nn.Module]:
@@ -121,10 +126,6 @@ def _outer_values(function: types.FunctionType) -> Iterator[Any]:
 
 def _is_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase)
-
-
-def _nbytes(buffer: torch.Tensor | None) -> int:
-    return 0 if buffer is None else buffer.nbytes
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

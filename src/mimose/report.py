@@ -56,7 +56,6 @@ class Stats:
     """How often memory ran out and a block, or by `retry` a step, was run again."""
     corrections: int = 0
     """Steps whose plan became stricter while they ran."""
-    said_too_little: bool = False
     _began: float | None = field(default=None, repr=False)
 
     @property

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from mimose.buffers import Place
+from mimose.buffers import may_change
 
 
 class Restart:
@@ -131,15 +131,15 @@ class Additions:
 class Keepsake:
     """What serves every restart: generators, room for buffers' values, the count of additions."""
 
-    def __init__(self, device: torch.device, places: Iterable[Place], model: nn.Module) -> None:
+    def __init__(self, device: torch.device, model: nn.Module) -> None:
         self.generators = [torch.default_generator]
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             self.generators.append(torch.cuda.default_generators[index])
         self.additions = Additions()
         # Held weakly, as by everything that a handle has: a model that is dropped is gone.
-        self._places = [(weakref.ref(module), name) for module, name in dict.fromkeys(places)]
-        self._buffers: list[torch.Tensor | None] = []
+        self._modules = [weakref.ref(module) for module in model.modules() if module._buffers]
+        self._former: list[tuple[nn.Module, dict[str, torch.Tensor | None]]] = []
         self._values: list[torch.Tensor] = []
         self._renormed = {
             module.weight
@@ -152,9 +152,10 @@ class Keepsake:
         return parameter not in self._renormed
 
     def take(self) -> None:
-        """Remember the buffers, and their present values."""
-        self._buffers = [buffers.get(name) for buffers, name in self._whereabouts()]
-        present = [buffer for buffer in self._buffers if buffer is not None]
+        """Remember the buffers, and the present values of those that may change."""
+        modules = [module for ref in self._modules if (module := ref()) is not None]
+        self._former = [(module, dict(module._buffers)) for module in modules]
+        present = self._changing()
         if [_kind(value) for value in self._values] != [_kind(buffer) for buffer in present]:
             self._values = [buffer.clone() for buffer in present]
         elif present:
@@ -162,29 +163,31 @@ class Keepsake:
 
     def give_back(self) -> None:
         """The same buffers with the same values are where they were."""
-        for (buffers, name), buffer in zip(self._whereabouts(), self._buffers, strict=True):
-            if name in buffers:
-                buffers[name] = buffer
-        present = [buffer for buffer in self._buffers if buffer is not None]
+        for module, buffers in self._former:
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        present = self._changing()
         if present:
             _copy_all(present, self._values)
 
     def release(self) -> None:
         """Hold on to nothing of the step."""
         self.additions.count(())
-        self._buffers = []
+        self._former = []
 
     def close(self) -> None:
         """No restart will follow."""
         self.release()
         self.additions.close()
-        self._places, self._values, self._renormed = [], [], set()
+        self._modules, self._values, self._renormed = [], [], set()
 
-    def _whereabouts(self) -> Iterator[tuple[dict[str, torch.Tensor | None], str]]:
-        for ref, name in self._places:
-            module = ref()
-            assert module is not None
-            yield module._buffers, name
+    def _changing(self) -> list[torch.Tensor]:
+        return [
+            buffer
+            for module, buffers in self._former
+            for buffer in buffers.values()
+            if buffer is not None and may_change(module, buffer)
+        ]
 
 
 def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:

@@ -15,39 +15,29 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 from torch import nn
 
-from mimose.attach import Attachment, BlockSeat
+from mimose.attach import Attachment
 from mimose.blocks import Selector, find_blocks
 from mimose.budget import parse_budget, text_of
-from mimose.buffers import likely_places
 from mimose.bypass import Tripwire, refuse_compiled
-from mimose.collector import Ride, Shuttle, Stale
-from mimose.correction import Watch
-from mimose.errors import ArgumentError, ConflictError, warn
-from mimose.identity import FORMAT, difference, identity_of
-from mimose.inputs import InputSize, SizeFunction, input_size, measured_by
-from mimose.memory import Reading
+from mimose.collector import Ride, Shuttle
+from mimose.engine import Engine
+from mimose.errors import ArgumentError, ConflictError
+from mimose.identity import FORMAT
+from mimose.inputs import SizeFunction
 from mimose.notebook import handle_html
-from mimose.observations import StepObservation
-from mimose.plan import Plan
 from mimose.planners import Planner, planner_named
-from mimose.ranks import Agreement, several
-from mimose.recording import Header, Recorder
+from mimose.ranks import Agreement
+from mimose.recording import Recorder
 from mimose.recovery import recover
-from mimose.regime import Regime
 from mimose.report import Explanation, Floor, Stats, explain_plan
-from mimose.restart import Keepsake, Restart
 from mimose.root import RootSeat
-from mimose.scheduler import Decision, Scheduler
-from mimose.setting import Setting
-from mimose.steps import ObservedStep, PlannedStep, Step, WatchedStep
-from mimose.trees import bytes_of, tensors_in
+from mimose.scheduler import Scheduler
+from mimose.trees import bytes_of
 
 log = logging.getLogger("mimose")
 
@@ -108,7 +98,8 @@ def auto_checkpoint(
     )
 
 
-class Mimose:
+@final
+class Mimose(Engine):
     """mimose attached to a model; made by `auto_checkpoint`."""
 
     def __init__(
@@ -125,42 +116,27 @@ class Mimose:
         record: str | os.PathLike[str] | None = None,
     ) -> None:
         _refuse_data_parallel(model)
-        self._budget = parse_budget(memory_budget)
-        self._scheduler = Scheduler(planner_named(planner))
         if collector not in _COLLECTORS:
             raise ArgumentError(f"collector={collector!r} is neither 'ride' nor 'shuttle'")
-        self._collector = _COLLECTORS[collector]
-        self._enforce = enforce
-        self._measure = input_size
+        budget, scheduler = parse_budget(memory_budget), Scheduler(planner_named(planner))
         found = find_blocks(model, blocks=blocks, exclude=exclude)
-        self._names = [block.name for block in found]
-        self._stale = Stale()
-        self._stats = Stats()
-        self._step: Step | None = None
-        self._last_step: Step | None = None
-        self._unread: list[ObservedStep] = []
-        self._loaded: Mapping[str, Any] | None = None
-        self._identity: dict[str, Any] = {}
-        self._keepsake: Keepsake | None = None
+        super().__init__(
+            model,
+            found,
+            budget,
+            scheduler=scheduler,
+            collector=_COLLECTORS[collector],
+            enforce=enforce,
+            measure=input_size,
+        )
         self._retrying = False
-        self._after_broken_step = False
-        self._forward_failed = False
-        self._announced_size: InputSize | None = None
-        self._latest_size: InputSize | None = None
-        self._in_use_before: int | None = None
-        self._setting: Setting | None = None
-        self._attachment: Attachment | None = None
-        self._agreement = Agreement([])
-        self._tripwire = Tripwire(model, [])
-        self._recorder: Recorder | None = None
-        self._root = RootSeat(model, self)
         if os.environ.get("MIMOSE_DISABLE", "") not in ("", "0"):
             log.info("MIMOSE_DISABLE is set: the model is left as it is")
             return
         _replace_former(model)
         refuse_compiled(model)
         if record is not None:
-            self._recorder = Recorder(record)
+            self._herald.recorder = Recorder(record)
         self._attachment = Attachment(model, found, self)
         self._agreement = Agreement(self._attachment.seats)
         self._tripwire = Tripwire(model, found)
@@ -172,28 +148,6 @@ class Mimose:
     def attached(self) -> bool:
         """Whether the model's blocks are under this handle."""
         return self._attachment is not None
-
-    @property
-    def budget_bytes(self) -> int | None:
-        """The budget in bytes; None before the first training step has settled a relative one."""
-        return self._setting.budget_bytes if self._setting else self._budget.total_bytes
-
-    def detach(self) -> None:
-        """Leave the model as it was before. What was learned stays readable."""
-        if self._attachment is None:
-            return
-        self._attachment.detach()
-        self._attachment = None
-        self._tripwire.close()
-        self._root.leave()
-        self._step = None
-        if self._keepsake is not None:
-            self._keepsake.close()
-        if self._setting is not None:
-            self._setting.close()
-        if self._recorder is not None:
-            self._read_observations()
-            self._recorder.close()
 
     def __enter__(self) -> Mimose:
         return self
@@ -256,53 +210,6 @@ class Mimose:
         finally:
             self._retrying = False
 
-    # What a recovery asks
-
-    def restart(self) -> Restart:
-        """The way back to this moment."""
-        model = self._root.module
-        if self._keepsake is None:
-            device = next(model.parameters()).device
-            self._keepsake = Keepsake(device, likely_places(model, (), {}), model)
-            weakref.finalize(model, self._keepsake.close)
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        return Restart(parameters, self._keepsake)
-
-    def be_as_strict_as(self, strictness: int) -> None:
-        """From now on, plan so strictly."""
-        self._scheduler.strictness = strictness
-
-    def give_up_step(self, why: str) -> bool:
-        """Forget the step that failed; whether it kept anything."""
-        step, self._step, self._announced_size = self._last_step, None, None
-        self._after_broken_step, self._forward_failed = True, False
-        self._stats.recoveries += 1
-        self._record_event("recovery", why)
-        log.warning("mimose: memory ran out at input %s", self._latest_size)
-        # One that is over is not the one that failed: that never got to its first block.
-        planned = step if isinstance(step, PlannedStep) and not step.over else None
-        if planned is not None:
-            self._scheduler.failed(planned)
-        if self._setting is not None:
-            at = planned.predicted_peak if planned else self._setting.budget_bytes
-            self._setting.failed(at)
-        return planned is not None and bool(planned.plan.kept)
-
-    def failed_in_forward(self) -> bool:
-        """Whether the model's forward was still running when memory ran out."""
-        return self._forward_failed
-
-    def does_not_fit(self) -> str:
-        """What cannot be helped, in words and numbers."""
-        size = self._latest_size or "of unknown size"
-        budget = text_of(self.budget_bytes) if self.budget_bytes else "what is free"
-        base = text_of(self._stats.last_base_bytes)
-        return (
-            f"input {size} does not fit with every block recomputed: the budget is {budget}, of "
-            f"which {base} were in use at the step's start. Raise memory_budget, shorten the "
-            "batch, or split it"
-        )
-
     def state_dict(self) -> dict[str, Any]:
         """What was learned: plain numbers and strings, for `load_state_dict` in a later run."""
         self._read_observations()
@@ -325,18 +232,6 @@ class Mimose:
         if self._setting is not None:
             self._take_in(state)
 
-    def _take_in(self, state: Mapping[str, Any]) -> None:
-        assert self._setting is not None
-        self._loaded = None
-        try:
-            reason = difference(state, self._identity)
-            if reason is None and "identity" in state:  # else nothing had been learned
-                self._scheduler.take_in(state["chapters"], len(self._names))
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            reason = f"it is damaged ({error!r})"
-        if reason is not None:
-            warn(f"what was learned before is of no use: {reason}. Observing anew")
-
     def _floor(self) -> Floor:
         if self._setting is not None:
             setting = self._setting
@@ -344,282 +239,6 @@ class Mimose:
         parameters = list(self._root.module.parameters())
         trained = bytes_of(p for p in parameters if p.requires_grad)
         return Floor(self.budget_bytes, bytes_of(parameters), trained)
-
-    # What the blocks and the root ask
-
-    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
-        """Whether the coming run of a block is recomputed; the first one opens the step."""
-        step = self._step
-        if step is None or step.over or (seat.index == step.first_block and step.abandoned):
-            self._after_broken_step |= step is not None and step.broken
-            step = self._open(args, kwargs)
-            step.first_block = seat.index
-        return step.recompute(seat, args, kwargs)
-
-    def ran_out(self, seat: BlockSeat) -> None:
-        """Memory ran out while a block was to be kept: it, and what comes, is recomputed."""
-        self._stats.recoveries += 1
-        self._record_event("recovery", f"block {seat.name} was to be kept and is recomputed")
-        if isinstance(self._step, PlannedStep):
-            self._step.recompute_the_rest()
-
-    def forward_begins(self, args: Any, kwargs: Any) -> None:
-        """The root's forward is called in training."""
-        self._forward_failed = False
-        assert self._attachment is not None
-        self._attachment.take_seats()
-        if self._setting is None:
-            self._take_over()
-            self._settle()
-        size = self._size_of(args, kwargs)
-        step = self._step
-        if step is not None and not step.over:
-            if step.abandoned:
-                self._after_broken_step |= step.broken
-                self._step = None
-            else:
-                step.another_pass(size, larger=self._is_larger(size, step))
-        self._announced_size = self._latest_size = size
-        self._in_use_before = None
-        if self._setting is not None and not self._scheduler.knowledge.reaches(size):
-            self._in_use_before = self._setting.meter.read().in_use  # it will be observed
-
-    def _is_larger(self, size: InputSize, step: Step) -> bool:
-        """Whether this is more than the step was planned for; on any rank, where ranks agree."""
-        larger = not size <= step.size
-        return self._agreement.any(larger) if self._agreement.needed else larger
-
-    def forward_returned(self, out: Any) -> None:
-        """The root's forward is done."""
-        if self._step is not None and self._setting is not None:
-            self._step.model_returns()
-            device = self._setting.device
-            self._stale.outputs_are([t for t in tensors_in(out) if t.device == device])
-
-    def forward_failed(self) -> None:
-        """An exception left the root's forward: no backward will come."""
-        self._forward_failed = True
-        self._step = None
-        self._announced_size = None
-
-    # A step's life
-
-    def _open(self, args: Any, kwargs: Any) -> Step:
-        if self._setting is None:
-            self._settle()
-        assert self._setting is not None
-        self._tripwire.close()
-        self._read_observations()
-        size = self._latest_size = self._announced_size or self._size_of(args, kwargs)
-        self._announced_size = None
-        self._stale.step_starts()
-        regime = self._setting.lookout.regime()
-        if regime != self._scheduler.regime:
-            self._enter(self._setting, regime)
-        reading = self._setting.meter.read()
-        began = time.perf_counter()
-        step = self._planned(self._setting, size, reading) or self._observed(self._setting, size)
-        planning_seconds = time.perf_counter() - began
-        self._stats.step_opened(step, reading, planning_seconds)
-        if self._recorder is not None:
-            self._recorder.step_opens(reading.in_use, planning_seconds)
-        self._step = self._last_step = step
-        return step
-
-    def _settle(self) -> None:
-        """Settle device and bytes; before the root runs, where FSDP2 gathers its parameters."""
-        self._setting = Setting(self._root.module, self._budget, enforce=self._enforce)
-        weakref.finalize(self._root.module, self._setting.close)
-        self._identity = identity_of(self._root.module, self._names, self._setting.device)
-        if self._loaded is not None:
-            self._take_in(self._loaded)
-        if self._recorder is not None:
-            self._recorder.begins(self._header(self._setting))
-
-    def _enter(self, setting: Setting, regime: Regime) -> None:
-        first = self._scheduler.regime is None
-        self._unread = []  # learned already; the times that are still awaited are of another one
-        change = self._scheduler.enter(regime)
-        if self._recorder is not None:
-            self._recorder.enters(regime, self._scheduler.knowledge)
-        if first:
-            reason = self._scheduler.why_unknown()
-            if reason is not None:
-                warn(f"what was learned before does not hold here: {reason}. Observing anew")
-            return
-        setting.look_again()
-        if change is not None:
-            log.info("mimose: %s", change)
-            self._record_event("regime", change)
-
-    def _take_over(self) -> None:
-        """From checkpointing that was on before, or that a trainer has switched on since."""
-        assert self._attachment is not None
-        takeover = self._attachment.takeover
-        takeover.refresh()
-        if takeover:
-            log.info("mimose decides now instead of %s", takeover)
-
-    def _planned(self, setting: Setting, size: InputSize, reading: Reading) -> PlannedStep | None:
-        """The step under the plan for this size, if enough is known of it."""
-        decision = self._scheduler.decide(setting, size, reading, self._stale.expected())
-        if several():
-            decision = self._agreed(decision)
-        if decision is None:
-            return None
-        cached = decision.cached
-        if decision.new:
-            self._say_if_too_little(setting, size, cached.plan, reading)
-        if isinstance(self._last_step, ObservedStep):
-            self._stop_listening()
-        setting.make_room(reading.in_use + cached.plan.peak_bytes, reading)
-        start = setting.start_planned_step(reading)
-        step = (size, cached.plan, cached.again, start, self._planned_step_over, cached.guarded)
-        if decision.watched and cached.profile is not None:
-            profile, available = cached.profile, decision.available_bytes
-            base, at = reading.in_use, decision.watched
-            watch = Watch(setting.meter, base, profile, cached.plan, available, at)
-            planned: PlannedStep = WatchedStep(*step, watch=watch)
-        else:
-            planned = PlannedStep(*step)
-        planned.after_broken, self._after_broken_step = self._after_broken_step, False
-        return planned
-
-    def _agreed(self, decision: Decision | None) -> Decision | None:
-        """What this rank has decided, or what ranks decide together where they must."""
-        if self._agreement.untried:  # the first step tells which blocks speak to other ranks
-            return None
-        if not self._agreement.needed:
-            return decision
-        again = self._agreement.agree(None if decision is None else decision.cached.again)
-        return None if decision is None or again is None else decision.with_choices(again)
-
-    def _observed(self, setting: Setting, size: InputSize) -> ObservedStep:
-        setting.meter.reset_peak()
-        ride = self._collector(
-            setting.meter,
-            setting.clock,
-            setting.gradients.parameters,
-            self._stale,
-            self._in_use_before,
-        )
-        if self._after_broken_step:  # the engine lets go of its memory in the middle of this one
-            ride.spoil()
-            self._after_broken_step = False
-        return ObservedStep(size, ride, self._observed_step_over)
-
-    def _observed_step_over(self, step: ObservedStep) -> None:
-        self._stats.observed_step_over(step)
-        if self._setting is not None:
-            self._setting.reserve.learn_unusable(step.ride.unusable)
-            existed, cleared = step.ride.gradients_existed, step.ride.gradients_cleared
-            self._setting.gradients.step_over(existed=existed, cleared=cleared)
-        if self._recorder is not None and self._setting is not None:
-            reserve = self._setting.reserve.bytes
-            self._recorder.step_over(step.size, None, step.ride.peak, None, reserve)
-        if step.ride.born is not None:
-            self._scheduler.knowledge.note_born(*step.ride.born)
-        if self._stats.steps > 1:  # the first has no optimizer state and makes workspaces
-            self._unread.append(step)
-
-    def _planned_step_over(self, step: PlannedStep) -> None:
-        assert self._setting is not None
-        reading = self._setting.meter.read()
-        real = step.real_peak(reading)
-        self._stats.planned_step_over(step, reading, real)
-        if self._recorder is not None:
-            reserve = self._setting.reserve.bytes
-            self._recorder.step_over(step.size, step.plan, real, reading.peak_held, reserve)
-        self._setting.learn_reserve(reading, real or step.predicted_peak)
-        self._setting.gradients.step_over()
-        rise = None if real is None else real - step.start.in_use
-        if not step.after_broken:
-            limit = self._setting.budget_bytes - self._setting.reserve.bytes
-            self._scheduler.step_over(step, rise, limit)
-
-    def _read_observations(self) -> None:
-        """Learn from observed steps: at once, and again when the device can tell the times."""
-        for step in list(self._unread):
-            if step.ride.timed:
-                self._unread.remove(step)
-            elif step.learned:
-                continue
-            step.learned = True
-            observation = step.ride.observation(step.size)
-            if observation is not None:
-                self._learn(observation)
-
-    def _learn(self, observation: StepObservation) -> None:
-        was_ready = self._scheduler.knowledge.ready
-        void = self._scheduler.learn(observation)
-        if self._recorder is not None:
-            self._recorder.learned(observation, anew=void)
-        if void:
-            message = f"input {observation.size} no longer takes what it took: observing anew"
-            log.info("mimose: %s", message)
-            self._record_event("regime", message)
-        elif self._scheduler.knowledge.ready and not was_ready:
-            self._announce_planning()
-
-    # Saying what people should know
-
-    def _announce_planning(self) -> None:
-        assert self._setting is not None
-        self._record_event("planning", f"{self._stats.observed_steps} steps were observed")
-        log.info(
-            "mimose plans from now on: %d blocks, %d steps observed, budget %s, reserve %s",
-            len(self._names),
-            self._stats.observed_steps,
-            text_of(self._setting.budget_bytes),
-            text_of(self._setting.reserve.bytes),
-        )
-        if self._setting.meter.fragments:
-            warn(
-                "batches vary in size and expandable segments are off, so a quarter of the memory "
-                "may end up in fragments between tensors. Start Python with "
-                "PYTORCH_ALLOC_CONF=expandable_segments:True"
-            )
-
-    def _say_if_too_little(
-        self, setting: Setting, size: InputSize, plan: Plan, reading: Reading
-    ) -> None:
-        if plan.fits or self._stats.said_too_little:
-            return
-        self._stats.said_too_little = True
-        does = "under this plan" if plan.kept else "with every block recomputed"
-        message = (
-            f"input {size} needs {text_of(reading.in_use + plan.peak_bytes)} {does}; the budget is "
-            f"{text_of(setting.budget_bytes)}, of which {text_of(setting.reserve.bytes)} are held "
-            "in reserve: raise memory_budget or shorten the batch. Training goes on"
-        )
-        self._record_event("budget too small", message)
-        warn(message)
-
-    def _record_event(self, kind: str, text: str) -> None:
-        if self._recorder is not None:
-            self._recorder.event(kind, text)
-
-    def _header(self, setting: Setting) -> Header:
-        return Header.of(
-            setting.device,
-            blocks=tuple(self._names),
-            budget_bytes=setting.budget_bytes,
-            planner=self._scheduler.planner,
-            collector=self._collector.__name__.lower(),
-            enforce=self._enforce,
-            parameter_bytes=setting.parameter_bytes,
-            gradient_bytes=setting.gradient_bytes,
-        )
-
-    def _size_of(self, args: Any, kwargs: Any) -> InputSize:
-        if self._measure is not None:
-            return measured_by(self._measure, args, kwargs)
-        return input_size(args, kwargs)
-
-    def _stop_listening(self) -> None:
-        assert self._attachment is not None
-        for seat in self._attachment.seats:
-            seat.listener = None
 
 
 def _replace_former(model: nn.Module) -> None:

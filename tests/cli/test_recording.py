@@ -89,9 +89,9 @@ def test_a_full_disk_ends_the_recording_but_not_the_training() -> None:
     model, batches, budget = task("encoder")
     with mimose.auto_checkpoint(model, budget, record="/dev/full") as handle:
         train(model, batches[:3])
-        assert handle._recorder is not None
+        assert handle._herald.recorder is not None
         with pytest.warns(mimose.MimoseWarning, match="No space left on device. Training goes on"):
-            handle._recorder.flush()
+            handle._herald.recorder.flush()
         train(model, batches[3:6])
     assert handle.stats().steps == 6
 

@@ -1,0 +1,401 @@
+"""The steps of one model: opened by its blocks, decided, carried out, learned from.
+
+What happens is asked for by the seats: the model's own (`forward_begins`, `forward_returned`) and
+those on its blocks (`recompute`, which opens a step with its first block). At the end of a step's
+backward what it has taught is kept for the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from mimose.attach import Attachment, BlockSeat
+from mimose.blocks import Block
+from mimose.budget import Budget, text_of
+from mimose.bypass import Tripwire
+from mimose.collector import Ride, Stale
+from mimose.correction import Watch
+from mimose.errors import warn
+from mimose.herald import Herald
+from mimose.identity import difference, identity_of
+from mimose.inputs import InputSize, SizeFunction, input_size, measured_by
+from mimose.memory import Reading
+from mimose.observations import StepObservation
+from mimose.ranks import Agreement, several
+from mimose.recording import Header
+from mimose.regime import Regime
+from mimose.report import Stats
+from mimose.restart import Keepsake, Restart
+from mimose.root import RootSeat
+from mimose.scheduler import Decision, Scheduler
+from mimose.setting import Setting
+from mimose.steps import ObservedStep, PlannedStep, Step, WatchedStep
+from mimose.trees import tensors_in
+
+log = logging.getLogger("mimose")
+
+
+class Engine:
+    """What a handle does while the model trains. `Mimose` is its public face."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: list[Block],
+        budget: Budget,
+        *,
+        scheduler: Scheduler,
+        collector: type[Ride],
+        enforce: bool,
+        measure: SizeFunction | None,
+    ) -> None:
+        self._budget = budget
+        self._scheduler = scheduler
+        self._collector = collector
+        self._enforce = enforce
+        self._measure = measure
+        self._names = [block.name for block in blocks]
+        self._stale = Stale()
+        self._stats = Stats()
+        self._herald = Herald()
+        self._step: Step | None = None
+        self._last_step: Step | None = None
+        self._unread: list[ObservedStep] = []
+        self._loaded: Mapping[str, Any] | None = None
+        self._identity: dict[str, Any] = {}
+        self._keepsake: Keepsake | None = None
+        self._after_broken_step = False
+        self._forward_failed = False
+        self._announced_size: InputSize | None = None
+        self._latest_size: InputSize | None = None
+        self._in_use_before: int | None = None
+        self._setting: Setting | None = None
+        self._attachment: Attachment | None = None
+        self._agreement = Agreement([])
+        self._tripwire = Tripwire(model, [])
+        self._root = RootSeat(model, self)
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget in bytes; None before the first training step has settled a relative one."""
+        return self._setting.budget_bytes if self._setting else self._budget.total_bytes
+
+    def detach(self) -> None:
+        """Leave the model as it was before. What was learned stays readable."""
+        if self._attachment is None:
+            return
+        self._attachment.detach()
+        self._attachment = None
+        self._tripwire.close()
+        self._root.leave()
+        self._step = None
+        if self._keepsake is not None:
+            self._keepsake.close()
+        if self._setting is not None:
+            self._setting.close()
+        if self._herald.recorder is not None:
+            self._read_observations()
+            self._herald.recorder.close()
+
+    # What the blocks and the root ask
+
+    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+        """Whether the coming run of a block is recomputed; the first one opens the step."""
+        step = self._step
+        if step is None or step.over or (seat.index == step.first_block and step.abandoned):
+            self._after_broken_step |= step is not None and step.broken
+            step = self._open(args, kwargs)
+            step.first_block = seat.index
+        return step.recompute(seat, args, kwargs)
+
+    def ran_out(self, seat: BlockSeat) -> None:
+        """Memory ran out while a block was to be kept: it, and what comes, is recomputed."""
+        self._stats.recoveries += 1
+        self._herald.recomputed_instead(seat.name)
+        if isinstance(self._step, PlannedStep):
+            self._step.recompute_the_rest()
+
+    def forward_begins(self, args: Any, kwargs: Any) -> None:
+        """The root's forward is called in training."""
+        self._forward_failed = False
+        assert self._attachment is not None
+        self._attachment.take_seats()
+        if self._setting is None:
+            self._take_over()
+            self._settle()
+        size = self._size_of(args, kwargs)
+        step = self._step
+        if step is not None and not step.over:
+            if step.abandoned:
+                self._after_broken_step |= step.broken
+                self._step = None
+            else:
+                step.another_pass(size, larger=self._is_larger(size, step))
+        self._announced_size = self._latest_size = size
+        self._in_use_before = None
+        if self._setting is not None and not self._scheduler.knowledge.reaches(size):
+            self._in_use_before = self._setting.meter.read().in_use  # it will be observed
+
+    def _is_larger(self, size: InputSize, step: Step) -> bool:
+        """Whether this is more than the step was planned for; on any rank, where ranks agree."""
+        larger = not size <= step.size
+        return self._agreement.any(larger) if self._agreement.needed else larger
+
+    def forward_returned(self, out: Any) -> None:
+        """The root's forward is done."""
+        if self._step is not None and self._setting is not None:
+            self._step.model_returns()
+            device = self._setting.device
+            self._stale.outputs_are([t for t in tensors_in(out) if t.device == device])
+
+    def forward_failed(self) -> None:
+        """An exception left the root's forward: no backward will come."""
+        self._forward_failed = True
+        self._step = None
+        self._announced_size = None
+
+    # A step's life
+
+    def _open(self, args: Any, kwargs: Any) -> Step:
+        if self._setting is None:
+            self._settle()
+        assert self._setting is not None
+        self._tripwire.close()
+        self._read_observations()
+        size = self._latest_size = self._announced_size or self._size_of(args, kwargs)
+        self._announced_size = None
+        self._stale.step_starts()
+        regime = self._setting.lookout.regime()
+        if regime != self._scheduler.regime:
+            self._enter(self._setting, regime)
+        reading = self._setting.meter.read()
+        began = time.perf_counter()
+        step = self._planned(self._setting, size, reading) or self._observed(self._setting, size)
+        planning_seconds = time.perf_counter() - began
+        self._stats.step_opened(step, reading, planning_seconds)
+        if self._herald.recorder is not None:
+            self._herald.recorder.step_opens(reading.in_use, planning_seconds)
+        self._step = self._last_step = step
+        return step
+
+    def _settle(self) -> None:
+        """Settle device and bytes; before the root runs, where FSDP2 gathers its parameters."""
+        self._setting = Setting(self._root.module, self._budget, enforce=self._enforce)
+        weakref.finalize(self._root.module, self._setting.close)
+        self._identity = identity_of(self._root.module, self._names, self._setting.device)
+        if self._loaded is not None:
+            self._take_in(self._loaded)
+        if self._herald.recorder is not None:
+            self._herald.recorder.begins(self._header(self._setting))
+
+    def _enter(self, setting: Setting, regime: Regime) -> None:
+        first = self._scheduler.regime is None
+        self._unread = []  # learned already; the times that are still awaited are of another one
+        change = self._scheduler.enter(regime)
+        if self._herald.recorder is not None:
+            self._herald.recorder.enters(regime, self._scheduler.knowledge)
+        if first:
+            reason = self._scheduler.why_unknown()
+            if reason is not None:
+                warn(f"what was learned before does not hold here: {reason}. Observing anew")
+            return
+        setting.look_again()
+        if change is not None:
+            self._herald.changed(change)
+
+    def _take_over(self) -> None:
+        """From checkpointing that was on before, or that a trainer has switched on since."""
+        assert self._attachment is not None
+        takeover = self._attachment.takeover
+        takeover.refresh()
+        if takeover:
+            log.info("mimose decides now instead of %s", takeover)
+
+    def _planned(self, setting: Setting, size: InputSize, reading: Reading) -> PlannedStep | None:
+        """The step under the plan for this size, if enough is known of it."""
+        decision = self._scheduler.decide(setting, size, reading, self._stale.expected())
+        if several():
+            decision = self._agreed(decision)
+        if decision is None:
+            return None
+        cached = decision.cached
+        if decision.new:
+            self._herald.tell_if_too_little(setting, size, cached.plan, reading.in_use)
+        if isinstance(self._last_step, ObservedStep):
+            self._stop_listening()
+        setting.make_room(reading.in_use + cached.plan.peak_bytes, reading)
+        start = setting.start_planned_step(reading)
+        step = (size, cached.plan, cached.again, start, self._planned_step_over, cached.guarded)
+        if decision.watched and cached.profile is not None:
+            profile, available = cached.profile, decision.available_bytes
+            base, at = reading.in_use, decision.watched
+            watch = Watch(setting.meter, base, profile, cached.plan, available, at)
+            planned: PlannedStep = WatchedStep(*step, watch=watch)
+        else:
+            planned = PlannedStep(*step)
+        planned.after_broken, self._after_broken_step = self._after_broken_step, False
+        return planned
+
+    def _agreed(self, decision: Decision | None) -> Decision | None:
+        """What this rank has decided, or what ranks decide together where they must."""
+        if self._agreement.untried:  # the first step tells which blocks speak to other ranks
+            return None
+        if not self._agreement.needed:
+            return decision
+        again = self._agreement.agree(None if decision is None else decision.cached.again)
+        return None if decision is None or again is None else decision.with_choices(again)
+
+    def _observed(self, setting: Setting, size: InputSize) -> ObservedStep:
+        setting.meter.reset_peak()
+        ride = self._collector(
+            setting.meter,
+            setting.clock,
+            setting.gradients.parameters,
+            self._stale,
+            self._in_use_before,
+        )
+        if self._after_broken_step:  # the engine lets go of its memory in the middle of this one
+            ride.spoil()
+            self._after_broken_step = False
+        return ObservedStep(size, ride, self._observed_step_over)
+
+    def _observed_step_over(self, step: ObservedStep) -> None:
+        self._stats.observed_step_over(step)
+        if self._setting is not None:
+            self._setting.reserve.learn_unusable(step.ride.unusable)
+            existed, cleared = step.ride.gradients_existed, step.ride.gradients_cleared
+            self._setting.gradients.step_over(existed=existed, cleared=cleared)
+        if self._herald.recorder is not None and self._setting is not None:
+            reserve = self._setting.reserve.bytes
+            self._herald.recorder.step_over(step.size, None, step.ride.peak, None, reserve)
+        if step.ride.born is not None:
+            self._scheduler.knowledge.note_born(*step.ride.born)
+        if self._stats.steps > 1:  # the first has no optimizer state and makes workspaces
+            self._unread.append(step)
+
+    def _planned_step_over(self, step: PlannedStep) -> None:
+        assert self._setting is not None
+        reading = self._setting.meter.read()
+        real = step.real_peak(reading)
+        self._stats.planned_step_over(step, reading, real)
+        if self._herald.recorder is not None:
+            reserve = self._setting.reserve.bytes
+            self._herald.recorder.step_over(step.size, step.plan, real, reading.peak_held, reserve)
+        self._setting.learn_reserve(reading, real or step.predicted_peak)
+        self._setting.gradients.step_over()
+        rise = None if real is None else real - step.start.in_use
+        if not step.after_broken:
+            limit = self._setting.budget_bytes - self._setting.reserve.bytes
+            self._scheduler.step_over(step, rise, limit)
+
+    def _read_observations(self) -> None:
+        """Learn from observed steps: at once, and again when the device can tell the times."""
+        for step in list(self._unread):
+            if step.ride.timed:
+                self._unread.remove(step)
+            elif step.learned:
+                continue
+            step.learned = True
+            observation = step.ride.observation(step.size)
+            if observation is not None:
+                self._learn(observation)
+
+    def _learn(self, observation: StepObservation) -> None:
+        was_ready = self._scheduler.knowledge.ready
+        void = self._scheduler.learn(observation)
+        if self._herald.recorder is not None:
+            self._herald.recorder.learned(observation, anew=void)
+        if void:
+            self._herald.changed(f"input {observation.size} takes more or less than it did")
+        elif self._scheduler.knowledge.ready and not was_ready:
+            assert self._setting is not None
+            observed = self._stats.observed_steps
+            self._herald.planning_begins(self._setting, len(self._names), observed)
+
+    # What a recovery asks
+
+    def restart(self) -> Restart:
+        """The way back to this moment."""
+        model = self._root.module
+        if self._keepsake is None:
+            device = next(model.parameters()).device
+            self._keepsake = Keepsake(device, model)
+            weakref.finalize(model, self._keepsake.close)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        return Restart(parameters, self._keepsake)
+
+    def be_as_strict_as(self, strictness: int) -> None:
+        """From now on, plan so strictly."""
+        self._scheduler.strictness = strictness
+
+    def give_up_step(self, why: str) -> bool:
+        """Forget the step that failed; whether it kept anything."""
+        step, self._step, self._announced_size = self._last_step, None, None
+        self._after_broken_step, self._forward_failed = True, False
+        self._stats.recoveries += 1
+        self._herald.ran_out(self._latest_size, why)
+        # One that is over is not the one that failed: that never got to its first block.
+        planned = step if isinstance(step, PlannedStep) and not step.over else None
+        if planned is not None:
+            self._scheduler.failed(planned)
+        if self._setting is not None:
+            at = planned.predicted_peak if planned else self._setting.budget_bytes
+            self._setting.failed(at)
+        return planned is not None and bool(planned.plan.kept)
+
+    def failed_in_forward(self) -> bool:
+        """Whether the model's forward was still running when memory ran out."""
+        return self._forward_failed
+
+    def does_not_fit(self) -> str:
+        """What cannot be helped, in words and numbers."""
+        size = self._latest_size or "of unknown size"
+        budget = text_of(self.budget_bytes) if self.budget_bytes else "what is free"
+        base = text_of(self._stats.last_base_bytes)
+        return (
+            f"input {size} does not fit with every block recomputed: the budget is {budget}, of "
+            f"which {base} were in use at the step's start. Raise memory_budget, shorten the "
+            "batch, or split it"
+        )
+
+    # Small things
+
+    def _header(self, setting: Setting) -> Header:
+        return Header.of(
+            setting.device,
+            blocks=tuple(self._names),
+            budget_bytes=setting.budget_bytes,
+            planner=self._scheduler.planner,
+            collector=self._collector.__name__.lower(),
+            enforce=self._enforce,
+            parameter_bytes=setting.parameter_bytes,
+            gradient_bytes=setting.gradient_bytes,
+        )
+
+    def _take_in(self, state: Mapping[str, Any]) -> None:
+        assert self._setting is not None
+        self._loaded = None
+        try:
+            reason = difference(state, self._identity)
+            if reason is None and "identity" in state:  # else nothing had been learned
+                self._scheduler.take_in(state["chapters"], len(self._names))
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            reason = f"it is damaged ({error!r})"
+        if reason is not None:
+            warn(f"what was learned before is of no use: {reason}. Observing anew")
+
+    def _size_of(self, args: Any, kwargs: Any) -> InputSize:
+        if self._measure is not None:
+            return measured_by(self._measure, args, kwargs)
+        return input_size(args, kwargs)
+
+    def _stop_listening(self) -> None:
+        assert self._attachment is not None
+        for seat in self._attachment.seats:
+            seat.listener = None

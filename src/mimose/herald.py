@@ -1,0 +1,73 @@
+"""Say what people should know: in the log, as warnings, and in the recording."""
+
+from __future__ import annotations
+
+import logging
+
+from mimose.budget import text_of
+from mimose.errors import warn
+from mimose.inputs import InputSize
+from mimose.plan import Plan
+from mimose.recording import Recorder
+from mimose.setting import Setting
+
+log = logging.getLogger("mimose")
+
+
+class Herald:
+    """Tells of a run's turns, each in the place where people look for it."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+        self._said_too_little = False
+
+    def planning_begins(self, setting: Setting, blocks: int, observed_steps: int) -> None:
+        """Sizes that were never seen can be predicted from now on."""
+        self._record("planning", f"{observed_steps} steps were observed")
+        log.info(
+            "mimose plans from now on: %d blocks, %d steps observed, budget %s, reserve %s",
+            blocks,
+            observed_steps,
+            text_of(setting.budget_bytes),
+            text_of(setting.reserve.bytes),
+        )
+        if setting.meter.fragments:
+            warn(
+                "batches vary in size and expandable segments are off, so a quarter of the memory "
+                "may end up in fragments between tensors. Start Python with "
+                "PYTORCH_ALLOC_CONF=expandable_segments:True"
+            )
+
+    def tell_if_too_little(
+        self, setting: Setting, size: InputSize, plan: Plan, in_use_bytes: int
+    ) -> None:
+        """Once, if not even this plan fits."""
+        if plan.fits or self._said_too_little:
+            return
+        self._said_too_little = True
+        does = "under this plan" if plan.kept else "with every block recomputed"
+        message = (
+            f"input {size} needs {text_of(in_use_bytes + plan.peak_bytes)} {does}; the budget is "
+            f"{text_of(setting.budget_bytes)}, of which {text_of(setting.reserve.bytes)} are held "
+            "in reserve: raise memory_budget or shorten the batch. Training goes on"
+        )
+        self._record("budget too small", message)
+        warn(message)
+
+    def changed(self, what: str) -> None:
+        """What was learned does not hold any more: it is observed anew."""
+        log.info("mimose: %s", what)
+        self._record("regime", what)
+
+    def ran_out(self, size: InputSize | None, why: str) -> None:
+        """A step has run out of memory."""
+        log.warning("mimose: memory ran out at input %s", size)
+        self._record("recovery", why)
+
+    def recomputed_instead(self, block: str) -> None:
+        """A block that was to be kept ran out of memory, and is recomputed."""
+        self._record("recovery", f"block {block} was to be kept and is recomputed")
+
+    def _record(self, kind: str, text: str) -> None:
+        if self.recorder is not None:
+            self.recorder.event(kind, text)
