@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import mimose
-from chains import chain, run
+from chains import chain, chains, run
+from mimose.inputs import InputSize
 from mimose.plan import CachedPlan, Plan, PlanCache
+from mimose.planners import Optimal
+from mimose.timeline import Profile
 
 PATTERN = ((0, 0), (1, 0), (0, 1))
 
@@ -111,3 +116,51 @@ def test_fixed_size_is_planned_whatever_sizes_may_share_its_plan(length: int) ->
         for _ in range(6):
             model(torch.ones(2, length)).sum().backward()
         assert handle.stats().planned_steps > 0
+
+
+def of_length(length: int) -> InputSize:
+    return InputSize((("ids", 2),), (8, length))
+
+
+def shelved(*plans: tuple[int, int, tuple[bool, ...]]) -> PlanCache:
+    """Plans by length and available bytes."""
+    cache = PlanCache()
+    for length, available, choices in plans:
+        cached = cache.put(length, plan_of(*choices), tuple((k, 0) for k in range(len(choices))))
+        cache.shelve("kind", of_length(length), available, cached)
+    return cache
+
+
+def shared(cache: PlanCache, length: int, available: int, kind: str = "kind") -> Plan | None:
+    cached = cache.between(kind, of_length(length), available)
+    return None if cached is None else cached.plan
+
+
+def test_sizes_between_two_with_the_same_choices_share_the_plan_of_the_larger() -> None:
+    cache = shelved((100, 50, (True, False)), (200, 40, (True, False)))
+    assert shared(cache, 150, 45) is cache.get(200).plan  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("length", "available", "kind"),
+    [(99, 50, "kind"), (201, 40, "kind"), (150, 39, "kind"), (150, 51, "kind"), (150, 45, "x")],
+    ids=["smaller", "larger", "less available", "more available", "another kind"],
+)
+def test_nothing_is_shared_beyond_what_is_known(length: int, available: int, kind: str) -> None:
+    cache = shelved((100, 50, (True, False)), (200, 40, (True, False)))
+    assert shared(cache, length, available, kind) is None
+
+
+def test_nothing_is_shared_between_different_choices() -> None:
+    assert shared(shelved((100, 50, (False, False)), (200, 40, (True, False))), 150, 45) is None
+
+
+@given(profile=chains, budgets=st.tuples(st.integers(0, 2000), st.integers(0, 2000)))
+def test_a_shared_plan_is_the_one_that_would_have_been_made(
+    profile: Profile, budgets: tuple[int, int]
+) -> None:
+    low, high = sorted(budgets)
+    least, most = (Optimal().plan(profile, available) for available in (low, high))
+    if least.recompute == most.recompute and least.fits:
+        middle = Optimal().plan(profile, (low + high) // 2)
+        assert middle.recompute_seconds == least.recompute_seconds

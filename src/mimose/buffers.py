@@ -79,9 +79,7 @@ def likely_places(function: Callable[..., Any], args: Any, kwargs: Any) -> list[
         for owner, name in places_in(module)
     }
     return [
-        (owner, name)
-        for owner, name in places.values()
-        if may_change(owner, owner._buffers[name])
+        (owner, name) for owner, name in places.values() if may_change(owner, owner._buffers[name])
     ]
 
 

@@ -239,6 +239,7 @@ class Engine:
             planned: PlannedStep = WatchedStep(*step, watch=watch)
         else:
             planned = PlannedStep(*step)
+        planned.exact, planned.doubtful = decision.exact, cached.doubtful
         planned.after_broken, self._after_broken_step = self._after_broken_step, False
         return planned
 
@@ -281,13 +282,15 @@ class Engine:
 
     def _planned_step_over(self, step: PlannedStep) -> None:
         assert self._setting is not None
-        reading = self._setting.meter.read()
-        real = step.real_peak(reading)
+        reading = self._setting.reading_after(step.predicted_peak)
+        real = None if reading is None else step.real_peak(reading)
         self._stats.planned_step_over(step, reading, real)
         if self._herald.recorder is not None:
             reserve = self._setting.reserve.bytes
-            self._herald.recorder.step_over(step.size, step.plan, real, reading.peak_held, reserve)
-        self._setting.learn_reserve(reading, real or step.predicted_peak)
+            held = None if reading is None else reading.peak_held
+            self._herald.recorder.step_over(step.size, step.plan, real, held, reserve)
+        if reading is not None:
+            self._setting.learn_reserve(reading, real or step.predicted_peak)
         self._setting.gradients.step_over()
         rise = None if real is None else real - step.start.in_use
         if not step.after_broken:

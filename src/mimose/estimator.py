@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from mimose.inputs import InputSize
+from mimose.inputs import FINEST, InputSize
 from mimose.observations import Pattern, StepObservation
 from mimose.shapes import Shape
 from mimose.timeline import Profile, RunCost, peak
@@ -50,6 +50,8 @@ _ENOUGH = 12
 """Observations after which a fit that is still not fair is taken for noise."""
 _REACH = 0.02
 """How far beyond the largest size seen predictions go, as a share of it."""
+_EXACT_REACH = 0.1
+"""The same for a fit without a visible error."""
 _MOST_SIZES = 64
 
 
@@ -107,7 +109,10 @@ class Estimator:
         self._seen[observation.size] = observation
         if len(self._seen) > _MOST_SIZES:
             self._drop_one()
-        self._fit = _Fit.of(list(self._seen.values()))
+        if self._fit is not None and former is not None and _row(former) == _row(observation):
+            self._fit.times = _Times.of(self.observations)  # now they are known: no more is new
+        else:
+            self._fit = _Fit.of(self.observations)
         self.version += 1
         return void
 
@@ -136,7 +141,7 @@ class Estimator:
 
     def sharing(self, size: InputSize) -> InputSize:
         """The size whose plan `size` may share: itself, or one that is hardly larger."""
-        if self._fit is None or not self.ready:
+        if self._fit is None or max(size.dims, default=0) < FINEST or not self.ready:
             return size
         return size.rounded_up(self._fit.shape.varying)
 
@@ -227,7 +232,8 @@ class _Fit:
         if point is None:
             return None
         high = self.points.max(0)
-        if (point > high * (1 + _REACH)).any():
+        reach = _REACH if self.error > _EXACT_ERROR else _EXACT_REACH
+        if (point > high * (1 + reach)).any():
             return None
         row = self.shape.features(point[None])[0] @ self.coefficients
         if not self.fair:
@@ -344,11 +350,6 @@ def _leave_one_out(features: _Floats, values: _Floats, coefficients: _Floats) ->
     return values - residual
 
 
-def _profile(size: InputSize, row: _Floats, like: StepObservation) -> Profile:
-    times = np.zeros(len(like.runs))
-    return _assemble(size, np.maximum(row, 0), times, tuple(run.fixed for run in like.runs))
-
-
 def _assemble(size: InputSize, row: _Floats, times: _Floats, fixed: tuple[bool, ...]) -> Profile:
     numbers: list[list[int]] = (
         row[:-_OF_STEP].round().astype(np.int64).reshape(-1, len(_QUANTITIES)).tolist()
@@ -362,9 +363,29 @@ def _assemble(size: InputSize, row: _Floats, times: _Floats, fixed: tuple[bool, 
 
 
 def _all_peaks(observations: Sequence[StepObservation], rows: _Floats) -> _Floats:
-    """The peaks, all kept and all recomputed, of each observation if its values were these."""
-    pairs = zip(observations, rows, strict=True)
-    return np.array([_peaks(_profile(o.size, row, o)) for o, row in pairs], float)
+    """The peaks, all kept and all recomputed, of each observation if its values were these.
+
+    As `timeline.peak` has them, for all observations at once.
+    """
+    rows = np.maximum(rows, 0).round()
+    head = rows[:, -_OF_STEP:-2].max(1)
+    tail = rows[:, -2]
+    kept, highest, strictest = np.zeros(len(rows)), np.ones(len(rows)), np.ones(len(rows))
+    for k, run in enumerate(observations[-1].runs):
+        at = k * len(_QUANTITIES)
+        start, forward, entry, saved, spike, back, out, idle = rows[:, at : at + 8].T
+        again = forward
+        if not run.fixed:
+            again = np.maximum(forward, entry + np.maximum(spike, saved + back))
+        strictest = np.maximum(strictest, again)
+        if run.fixed:
+            highest = np.maximum(highest, kept + again)
+            continue
+        need = np.maximum(start + spike, entry - idle + saved + back)
+        highest = np.maximum(highest, kept + need)
+        kept = kept + np.maximum(0, saved - out - idle)
+    all_kept = np.maximum(np.maximum(highest, kept + head), tail)
+    return np.stack([all_kept, np.maximum(np.maximum(strictest, head), tail)], axis=1)
 
 
 def _peaks(profile: Profile) -> tuple[float, float]:

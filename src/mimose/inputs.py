@@ -19,6 +19,10 @@ Layout = tuple[tuple[str, int], ...]
 """The name and the number of dimensions of each tensor."""
 
 
+FINEST = 512
+"""Dimensions up to here are not rounded."""
+
+
 @dataclass(frozen=True, slots=True)
 class InputSize:
     """The shapes of all tensors in a forward's arguments.
@@ -44,7 +48,7 @@ class InputSize:
 
     def rounded_up(self, positions: Container[int] | None = None) -> InputSize:
         """A size that is at most 0.4 % larger in any dimension, or in those at `positions`."""
-        if max(self.dims, default=0) < 512:
+        if max(self.dims, default=0) < FINEST:
             return self
         return InputSize(
             self.layout,

@@ -87,6 +87,8 @@ class CudaMeter(Meter):
         self.device_bytes = torch.cuda.get_device_properties(self._index).total_memory
         raw = getattr(torch._C, "_cuda_memoryStats", None)
         self._statistics = raw or torch.cuda.memory_stats_as_nested_dict
+        reset = getattr(torch._C, "_cuda_resetPeakMemoryStats", None)
+        self._reset = reset or torch.cuda.reset_peak_memory_stats
         self._former_share: float | None = None
         self.fragments = _expandable_segments_are_off()
 
@@ -104,7 +106,7 @@ class CudaMeter(Meter):
         )
 
     def reset_peak(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self._index)
+        self._reset(self._index)
 
     def release_cached(self) -> None:
         torch.cuda.empty_cache()

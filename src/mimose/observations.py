@@ -113,7 +113,7 @@ class StepObservation:
         pattern = tuple((int(block), int(nth)) for block, nth in plain["pattern"])
         if len(size.dims) != sum(rank for _, rank in layout) or min(size.dims, default=0) < 0:
             raise ValueError(f"{list(size.dims)} are not the dimensions of {layout}")
-        if len(pattern) != len(plain["runs"]):
+        if len(pattern) != len(plain["runs"]) or len(set(pattern)) < len(pattern):
             raise ValueError(f"there are {len(plain['runs'])} runs in a pattern of {len(pattern)}")
         if blocks is not None and not all(0 <= block < blocks for block, _ in pattern):
             raise ValueError(f"of {blocks} blocks these are to run: {pattern}")
@@ -137,6 +137,7 @@ def _higher(a: Observation, b: Observation) -> Observation:
 def _run_from_plain(numbers: list[Any]) -> Observation:
     values = dict(zip(Observation.__slots__, numbers, strict=True))
     seconds, fixed = float(values.pop("seconds")), bool(values.pop("fixed"))
-    if not 0 <= seconds < float("inf"):
-        raise ValueError(f"a run took {seconds} seconds")
-    return Observation(**{n: int(v) for n, v in values.items()}, seconds=seconds, fixed=fixed)
+    sizes = {name: int(value) for name, value in values.items()}
+    if not 0 <= seconds < float("inf") or min(sizes["saved_bytes"], sizes["spike_bytes"]) < 0:
+        raise ValueError(f"no run takes {sizes} and {seconds} seconds")
+    return Observation(**sizes, seconds=seconds, fixed=fixed)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
+from mimose.inputs import InputSize
 from mimose.observations import Pattern, Run
 from mimose.timeline import Profile, levels, peak, recompute_nanoseconds
 
@@ -47,6 +49,47 @@ class CachedPlan:
     """What the plan was made from."""
     guarded: frozenset[Run] = frozenset()
     """Kept runs whose forward comes near the limit."""
+    doubtful: bool = False
+    """Whether steps under it had better be watched."""
+
+
+class Shelf:
+    """Plans of one kind of step, by input size.
+
+    Memory grows with size. So if a smaller and a larger size have the same choices, the sizes in
+    between have them, too: with no less available than the larger one had they fit, and with no
+    more than the smaller one had nothing cheaper does.
+    """
+
+    def __init__(self) -> None:
+        self._volumes: list[int] = []
+        self._plans: list[tuple[InputSize, int, CachedPlan]] = []
+
+    def put(self, size: InputSize, available_bytes: int, plan: CachedPlan) -> None:
+        volume = sum(size.dims)
+        at = bisect_left(self._volumes, volume)
+        if at < len(self._plans) and self._plans[at][0] == size:
+            self._plans[at] = (size, available_bytes, plan)
+            return
+        if len(self._plans) >= _MOST_ON_SHELF:
+            self._volumes, self._plans, at = [], [], 0
+        self._volumes.insert(at, volume)
+        self._plans.insert(at, (size, available_bytes, plan))
+
+    def between(self, size: InputSize, available_bytes: int) -> CachedPlan | None:
+        """The plan of the next larger size, if the next smaller one has the same choices."""
+        at = bisect_left(self._volumes, sum(size.dims))
+        if not 0 < at < len(self._plans):
+            return None
+        smaller, most, below = self._plans[at - 1]
+        larger, least, above = self._plans[at]
+        same = below.plan.recompute == above.plan.recompute and above.plan.fits
+        if same and least <= available_bytes <= most and smaller <= size <= larger:
+            return above
+        return None
+
+
+_MOST_ON_SHELF, _MOST_SHELVES = 256, 16
 
 
 class PlanCache:
@@ -54,6 +97,7 @@ class PlanCache:
 
     def __init__(self, capacity: int = 512) -> None:
         self._plans: OrderedDict[Hashable, CachedPlan] = OrderedDict()
+        self._shelves: dict[Hashable, Shelf] = {}
         self._capacity = capacity
         self.hits = 0
         self.misses = 0
@@ -71,6 +115,23 @@ class PlanCache:
         self._plans.move_to_end(key)
         return plan
 
+    def between(self, kind: Hashable, size: InputSize, available_bytes: int) -> CachedPlan | None:
+        """The plan that a smaller and a larger size in steps of this kind have in common."""
+        shelf = self._shelves.get(kind)
+        plan = None if shelf is None else shelf.between(size, available_bytes)
+        if plan is not None:  # it was looked for under its own key before
+            self.misses -= 1
+            self.hits += 1
+        return plan
+
+    def shelve(
+        self, kind: Hashable, size: InputSize, available_bytes: int, plan: CachedPlan
+    ) -> None:
+        """Let sizes between this one and others share its plan."""
+        if kind not in self._shelves and len(self._shelves) >= _MOST_SHELVES:
+            self._shelves.clear()
+        self._shelves.setdefault(kind, Shelf()).put(size, available_bytes, plan)
+
     def put(
         self,
         key: Hashable,
@@ -78,6 +139,8 @@ class PlanCache:
         pattern: Pattern,
         profile: Profile | None = None,
         near_bytes: int | None = None,
+        *,
+        doubtful: bool = False,
     ) -> CachedPlan:
         """Remember `plan`, made for steps of this pattern.
 
@@ -89,7 +152,7 @@ class PlanCache:
             near = {run for run, cost, level in peaks if level + cost.spike > near_bytes}
             guarded = frozenset(near)
         again = dict(zip(pattern, plan.recompute, strict=True))
-        cached = CachedPlan(plan, again, profile, guarded)
+        cached = CachedPlan(plan, again, profile, guarded, doubtful)
         self._plans[key] = cached
         if len(self._plans) > self._capacity:
             self._plans.popitem(last=False)
@@ -98,3 +161,4 @@ class PlanCache:
     def clear(self) -> None:
         """Forget every plan; the counts stay."""
         self._plans.clear()
+        self._shelves.clear()

@@ -78,14 +78,17 @@ class Stats:
         self.peak_bytes = max(self.peak_bytes, step.ride.peak)
         self.peak_held_bytes = max(self.peak_held_bytes, step.ride.peak_held)
 
-    def planned_step_over(self, step: PlannedStep, end: Reading, real_peak: int | None) -> None:
+    def planned_step_over(
+        self, step: PlannedStep, end: Reading | None, real_peak: int | None
+    ) -> None:
         self.planned_steps += 1
         self.corrections += step.corrected
-        self.note_peak(end)
+        if end is not None:
+            self.note_peak(end)
         self.last_plan = step.plan
         self.last_predicted_peak_bytes = step.predicted_peak
         self.last_real_peak_bytes = real_peak
-        if real_peak is not None:
+        if real_peak is not None and step.comparable:
             shortfall = (real_peak - step.predicted_peak) / real_peak
             self.worst_shortfall = max(self.worst_shortfall, shortfall)
         self.runs_recomputed += sum(step.plan.recompute)

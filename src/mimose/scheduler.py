@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from mimose.inputs import InputSize
 from mimose.knowledge import Knowledge
@@ -41,24 +40,25 @@ AS_PLANNED, STRICTER, EVERYTHING = range(3)
 """How strict a plan must be: after a failure, halfway to everything, then everything."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """The plan for a step, and at which of its runs to compare memory with the timeline."""
 
     cached: CachedPlan
     available_bytes: int
     watched: range
     new: bool
+    exact: bool = True
+    """Whether the plan was made for just this size, not for one that is a little larger."""
 
     def with_choices(self, again: Mapping[Run, bool]) -> Decision:
         """The same step under other choices. Nobody watches it: they are not to be corrected."""
         plan, profile = self.cached.plan, self.cached.profile
         choices = tuple(again.values())
         if choices == plan.recompute:
-            return replace(self, watched=range(0))
+            return self._replace(watched=range(0))
         if profile is not None:
             plan = Plan.of(profile, choices, self.available_bytes)
-        return replace(self, cached=CachedPlan(plan, again, profile), watched=range(0))
+        return self._replace(cached=CachedPlan(plan, again, profile), watched=range(0))
 
 
 class Scheduler:
@@ -74,6 +74,7 @@ class Scheduler:
         self._surprises = 0
         self._look_again = False
         self._planned = 0
+        self._shares = getattr(planner, "shares", False)
 
     def enter(self, regime: Regime) -> str | None:
         """A step runs in this regime; if it is a new one, what is different from the last one."""
@@ -107,8 +108,12 @@ class Scheduler:
         missing = setting.gradients.missing()
         leaving = setting.gradients.leaving_bytes(missing)
         stale = setting.rounded(stale_bytes + leaving)
-        key = (shared, available, missing, stale, knowledge.mark, self.strictness)
-        cached, new = self.cache.get(key), False
+        kind = (missing, stale, knowledge.mark, self.strictness)
+        key = (shared, available, kind)
+        cached, new, exact = self.cache.get(key), False, True
+        if cached is None and self._shares:
+            cached = self.cache.between(kind, shared, available)
+            exact = cached is None
         if cached is None:
             missing_bytes = setting.gradients.missing_bytes(missing) + leaving
             born = knowledge.born_bytes(pattern, missing_bytes)
@@ -116,8 +121,13 @@ class Scheduler:
             if made is None:
                 return self._unknown()
             near = available + setting.reserve.bytes - int(_GUARDED * setting.budget_bytes)
-            cached, new = self.cache.put(key, made[0], pattern, made[1], near), True
-        return Decision(cached, available, self._watched(setting, size, cached, available), new)
+            doubtful = knowledge.doubtful(size)
+            cached = self.cache.put(key, made[0], pattern, made[1], near, doubtful=doubtful)
+            new = True
+            if self._shares:
+                self.cache.shelve(kind, shared, available, cached)
+        watched = self._watched(setting, cached, available)
+        return Decision(cached, available, watched, new, exact)
 
     def new_plan(
         self, size: InputSize, available: int, in_step: tuple[tuple[int, ...], int, int]
@@ -150,14 +160,12 @@ class Scheduler:
             return None
         return Decision(CachedPlan(Plan((), 0, 0.0, False), {}), 0, range(0), False)
 
-    def _watched(
-        self, setting: Setting, size: InputSize, cached: CachedPlan, available: int
-    ) -> range:
+    def _watched(self, setting: Setting, cached: CachedPlan, available: int) -> range:
         """The runs at which memory is looked at: all in doubt, the last one now and then."""
         runs = len(cached.plan.recompute)
         if not cached.plan.kept or cached.profile is None:
             return range(0)
-        if self.knowledge.doubtful(size):
+        if cached.doubtful:
             return range(runs if cached.plan.peak_bytes > _NEAR * available else 0)
         self._planned += 1
         due = self._planned % _PROBE_EVERY == 0 and not setting.meter.private
@@ -171,21 +179,23 @@ class Scheduler:
         knowledge = self.knowledge
         if not step.plan.recompute:  # it had to run without a prediction
             return
-        if not step.corrected:
-            knowledge.peaked(step.size, step.plan.peak_bytes, real_rise)
-        if not knowledge.doubtful(step.size):
+        if not step.corrected and not step.rehearsed:
+            above = real_rise is not None and real_rise > step.plan.peak_bytes
+            rise = real_rise if step.exact or above else None  # another size's peak tells no more
+            knowledge.peaked(step.size, step.plan.peak_bytes, rise)
+        if step.exact and not step.doubtful:
             knowledge.adaptation.note_difference(step.difference)
         if step.ran_out:
             self.failed(step)
         near = step.start.in_use + max(step.plan.peak_bytes, real_rise or 0) > _AT_STAKE * limit
         at_stake = near or any(step.plan.recompute)
-        doubt = knowledge.adaptation.in_doubt and not knowledge.doubtful(step.size) and at_stake
+        doubt = knowledge.adaptation.in_doubt and not step.doubtful and at_stake
         if step.surprised or doubt:
             self._observe_next()
 
     def failed(self, step: PlannedStep) -> None:
         """A planned step has run out of memory: is what it was planned from still true?"""
-        if step.plan.kept and not self.knowledge.doubtful(step.size):
+        if step.plan.kept and not step.doubtful:
             self.knowledge.adaptation.failed()
             self._observe_next()
 

@@ -228,9 +228,9 @@ class Mimose(Engine):
         What was learned of another model, device, precision or torch is refused with a warning,
         and training observes anew.
         """
-        self._loaded = state
+        self._loaded = state if isinstance(state, Mapping) else {}
         if self._setting is not None:
-            self._take_in(state)
+            self._take_in(self._loaded)
 
     def _floor(self) -> Floor:
         if self._setting is not None:

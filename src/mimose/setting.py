@@ -28,6 +28,7 @@ class Setting:
         self.look_again()
         self.lookout = Lookout(model, self.device)
         self._failed_at: int | None = None
+        self._steps = 0
         self.clock = Clock(self.device)
         self.meter = meter_for(self.device)
         reading = self.meter.read()
@@ -92,6 +93,15 @@ class Setting:
             return reading
         self.meter.reset_peak()
         return reading._replace(peak=reading.in_use)
+
+    def reading_after(self, predicted_peak: int) -> Reading | None:
+        """A reading at the end of a step that was to peak there, if it may tell anything.
+
+        Far from the limit there is nothing to learn from most steps, and reading takes time.
+        """
+        self._steps += 1
+        near = predicted_peak >= 0.9 * (self.budget_bytes - self.reserve.bytes)
+        return self.meter.read() if near or self.meter.private or self._steps % 8 == 0 else None
 
     def learn_reserve(self, reading: Reading, peak_bytes: int) -> None:
         """A planned step is over."""

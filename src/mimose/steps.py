@@ -138,12 +138,18 @@ class PlannedStep(Step):
         self._again = again
         self.corrected = False
         """Whether its plan became stricter while it ran."""
+        self.doubtful = False
+        """Whether its plan was: then a difference from it says nothing of what is known."""
+        self.exact = True
+        """Whether its plan was made for just its size."""
         self.after_broken = False
         """Whether the engine still held memory of a step that broke off, which then dies in it."""
         self.ran_out = False
         """Whether a kept run has run out of memory and was recomputed instead."""
         self.surprised = False
         """Whether a block ran that the plan does not know."""
+        self.rehearsed = False
+        """Whether a block was recomputed for the first time: tried at once, at a peak of its own."""
         self._counts: dict[int, int] = {}
 
     @property
@@ -158,6 +164,7 @@ class PlannedStep(Step):
         nth = self._counts.get(index, 0)
         self._counts[index] = nth + 1
         again = self._again.get((index, nth))
+        self.rehearsed |= seat.trusted is None and again is not False
         if again is None:
             self.surprised = not self.ran_out
             return True
@@ -174,6 +181,11 @@ class PlannedStep(Step):
         if larger:
             self._again = {}
         super().another_pass(size, larger=larger)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether its peak tells how good its prediction was, if it had one."""
+        return bool(self.plan.recompute) and not (self.rehearsed or self.after_broken)
 
     @property
     def predicted_peak(self) -> int:

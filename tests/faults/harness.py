@@ -11,8 +11,6 @@ import copy
 import gc
 import random
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,17 +30,6 @@ from subjects import MAKERS, Batch, batches, blocks_of
 from training import peak_of_plain, train
 
 STEPS = 16
-
-
-@contextmanager
-def swift() -> Iterator[None]:
-    """Garbage collections, of which each recovery needs one, pass over what was there before."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,8 @@ import torch  # noqa: E402
 
 import mimose  # noqa: E402
 import models  # noqa: E402
-from harness import Outcome, Trial, swift  # noqa: E402
+from collecting import swift  # noqa: E402
+from harness import Outcome, Trial  # noqa: E402
 from training import between, peak_of_plain, peak_of_recomputing, texts  # noqa: E402
 
 _CHECKS = 10

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from harness import Trial, swift
+from collecting import swift
+from harness import Trial
 
 FAULTS = 200
 

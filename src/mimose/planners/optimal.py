@@ -42,6 +42,8 @@ class Optimal(Planner):
     If nothing fits, everything is recomputed.
     """
 
+    shares = True
+
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
         choices = _cheapest(profile, available_bytes)
         if choices is None:
@@ -67,6 +69,8 @@ def _cheapest(profile: Profile, available: int) -> tuple[bool, ...] | None:
         return None
     runs = profile.runs
     can_finish, can_keep_all = _limits(profile, available)
+    if can_keep_all[0] >= 0:
+        return (False,) * len(runs)
     fronts = [_Front([0], [0], [0], [False])]
     best_time, best_at = _simple_bound(runs, available, can_keep_all), (-1, -1)
     for k in range(len(runs) + 1):

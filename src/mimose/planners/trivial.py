@@ -13,6 +13,8 @@ from mimose.timeline import Profile
 class KeepAll(Planner):
     """Save every activation: training without checkpointing."""
 
+    shares = True
+
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
         return Plan.of(profile, (False,) * len(profile.runs), available_bytes)
 
@@ -20,6 +22,8 @@ class KeepAll(Planner):
 @final
 class RecomputeAll(Planner):
     """Recompute every block: the least memory that whole blocks can give."""
+
+    shares = True
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
         return Plan.of(profile, tuple(not run.fixed for run in profile.runs), available_bytes)

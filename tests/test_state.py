@@ -1,0 +1,264 @@
+"""What was learned outlives the run, and is recognised where it does not hold."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+import models
+from mimose.errors import MimoseWarning
+from parts import bf16
+from training import Batch, bert, labelled, task, train
+
+State = dict[str, Any]
+
+
+def autocast_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    with bf16():
+        return models.loss_of(model, batch)
+
+
+def learned(model: nn.Module, batches: list[Batch], budget: int | str, **options: Any) -> State:
+    with mimose.auto_checkpoint(copy.deepcopy(model), budget) as handle:
+        train(handle._root.module, batches, **options)
+        return handle.state_dict()
+
+
+def through_torch(state: State) -> State:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def through_json(state: State) -> State:
+    return json.loads(json.dumps(state))
+
+
+@pytest.mark.parametrize("through", [through_torch, through_json])
+@pytest.mark.parametrize("name", ["bert", "encoder"])
+def test_resumed_run_plans_from_its_first_step(
+    name: str, through: Callable[[State], State]
+) -> None:
+    model, batches, budget = task(name)
+    state = learned(model, batches[:10], budget)
+    assert through(state) == state
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
+        handle.load_state_dict(through(state))
+        losses = train(model, batches)
+        stats = handle.stats()
+    assert stats.observed_steps == 0
+    assert stats.planned_steps == len(batches)
+    assert stats.runs_recomputed > 0
+    assert stats.peak_bytes <= budget
+    assert losses == train(plain, batches)
+
+
+def test_what_was_loaded_is_saved_again_before_any_step() -> None:
+    model, batches, budget = task("encoder")
+    state = learned(model, batches[:8], budget)
+    with mimose.auto_checkpoint(model, budget) as handle:
+        handle.load_state_dict(state)
+        assert handle.state_dict() == state
+
+
+def test_state_before_any_step_loads_without_a_word() -> None:
+    model, batches, budget = task("encoder")
+    with mimose.auto_checkpoint(copy.deepcopy(model), budget) as handle:
+        empty = handle.state_dict()
+    with mimose.auto_checkpoint(model, budget) as handle:
+        handle.load_state_dict(through_torch(empty))
+        train(model, batches[:6])
+        assert handle.stats().observed_steps > 1
+
+
+def test_state_can_be_loaded_between_steps() -> None:
+    model, batches, budget = task("encoder")
+    state = learned(model, batches[:10], budget)
+    with mimose.auto_checkpoint(model, budget) as handle:
+        train(model, batches[:1])
+        handle.load_state_dict(state)
+        train(model, batches[1:6])
+        stats = handle.stats()
+    assert (stats.observed_steps, stats.planned_steps) == (1, 5)
+
+
+def test_state_of_a_detached_handle_is_that_of_its_training() -> None:
+    model, batches, budget = task("encoder")
+    with mimose.auto_checkpoint(model, budget) as handle:
+        train(model, batches[:8])
+        state = handle.state_dict()
+    assert handle.state_dict() == state
+
+
+def assert_refused(
+    state: State,
+    model: nn.Module,
+    batches: list[Batch],
+    budget: int | str,
+    match: str,
+    **options: Any,
+) -> None:
+    """The reason is told, training observes anew and is plain training."""
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, budget) as handle:
+        handle.load_state_dict(state)
+        with pytest.warns(MimoseWarning, match=match) as said:
+            losses = train(model, batches, **options)
+        stats = handle.stats()
+        again = handle.state_dict()
+    assert len([one for one in said if one.category is MimoseWarning]) == 1
+    assert losses == train(plain, batches, **options)
+    assert stats.observed_steps >= 2
+    assert stats.planned_steps > 0
+    with mimose.auto_checkpoint(plain, budget) as handle:  # what it learned is of use again
+        handle.load_state_dict(again)
+        train(plain, batches[:3], **options)
+        assert handle.stats().observed_steps == 0
+
+
+SAME = [60] * 6
+
+
+def test_knowledge_of_another_model_is_refused() -> None:
+    state = learned(models.Encoder(), texts_of(SAME), "64MiB")
+    wider = models.Encoder(width=48)
+    assert_refused(state, wider, texts_of(SAME), "64MiB", "other modules or parameters")
+    deeper = models.Encoder(layers=4)
+    assert_refused(state, deeper, texts_of(SAME), "64MiB", "its blocks is 3, here it is 4")
+
+
+def texts_of(lengths: list[int]) -> list[Batch]:
+    return [{"input_ids": batch["input_ids"]} for batch in labelled(lengths)]
+
+
+def test_knowledge_of_other_weights_precision_is_refused() -> None:
+    state = learned(models.Encoder(), texts_of(SAME), "64MiB")
+    half = models.Encoder().bfloat16()
+    assert_refused(state, half, texts_of(SAME), "64MiB", "its precision is 'torch.float32'")
+
+
+def test_knowledge_under_autocast_is_refused_without_it() -> None:
+    state = learned(bert(), labelled(SAME), "64MiB", loss_of=autocast_loss)
+    match = "autocast was torch.bfloat16, now is off"
+    assert_refused(state, bert(), labelled(SAME), "64MiB", match)
+    state = learned(bert(), labelled(SAME), "64MiB")
+    match = "autocast was off, now is torch.bfloat16"
+    assert_refused(state, bert(), labelled(SAME), "64MiB", match, loss_of=autocast_loss)
+
+
+def test_knowledge_of_another_attention_implementation_is_refused() -> None:
+    eager, sdpa = bert(), bert()
+    eager.set_attn_implementation("eager")
+    sdpa.set_attn_implementation("sdpa")
+    state = learned(eager, labelled(SAME), "64MiB")
+    match = "attention implementation was eager, now is sdpa"
+    assert_refused(state, sdpa, labelled(SAME), "64MiB", match)
+
+
+def test_knowledge_with_other_parameters_trained_is_refused() -> None:
+    frozen = bert()
+    frozen.bert.embeddings.requires_grad_(False)
+    frozen.bert.encoder.layer[0].requires_grad_(False)
+    state = learned(frozen, labelled(SAME), "64MiB")
+    assert_refused(state, bert(), labelled(SAME), "64MiB", "other parameters are trained")
+
+
+@pytest.fixture(scope="module")
+def good() -> State:
+    torch.manual_seed(0)
+    return learned(models.Encoder(), texts_of([60, 50, 40, 60, 30, 20, 55]), "64MiB")
+
+
+def changed(state: State, *path: Any, value: Any) -> State:
+    """A copy with something else at the end of a path; without it, if the value is `...`."""
+    state = copy.deepcopy(state)
+    place: Any = state
+    for key in path[:-1]:
+        place = place[key]
+    if value is ...:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return state
+
+
+FIRST = ("chapters", 0, "knowledge", "observations", 0)
+DAMAGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
+    "another torch": (("identity", "torch"), "1.0.0", "its torch is '1.0.0'"),
+    "another device": (("identity", "device"), "cuda", "its device is 'cuda'"),
+    "another format": (("format",), 99, "its format is 99"),
+    "no format": (("format",), ..., "its format is None"),
+    "no chapters": (("chapters",), ..., "damaged"),
+    "chapters of another kind": (("chapters",), 7, "damaged"),
+    "no regime": (("chapters", 0, "regime"), ..., "damaged"),
+    "half a regime": (("chapters", 0, "regime", "trained"), ..., "damaged"),
+    "identity of another kind": (("identity",), "encoder", "damaged"),
+    "identity missing a part": (("identity", "device"), ..., "its device is None"),
+    "no dimensions": ((*FIRST, "dims"), [], "damaged"),
+    "too many dimensions": ((*FIRST, "dims"), [4, 60, 60], "damaged"),
+    "words for numbers": ((*FIRST, "tail"), "many", "damaged"),
+    "nothing for numbers": ((*FIRST, "tail"), None, "damaged"),
+    "one number of two": ((*FIRST, "head"), [1], "damaged"),
+    "no end": ((*FIRST, "head"), [float("inf"), 1], "damaged"),
+    "not a number": ((*FIRST, "runs", 0, 0), float("nan"), "damaged"),
+    "a run too few": ((*FIRST, "runs", 0), ..., "damaged"),
+    "half a run": ((*FIRST, "runs", 0), [1, 2], "damaged"),
+    "a block that is not there": ((*FIRST, "pattern", 0), [17, 0], "damaged"),
+    "a run named twice": ((*FIRST, "pattern", 1), [0, 0], "damaged"),
+    "gradients of other runs": (("chapters", 0, "knowledge", "born"), [[[[0, 0]], []]], "damaged"),
+    "time that goes backwards": ((*FIRST, "runs", 0, 9), -1.0, "damaged"),
+    "less than nothing": ((*FIRST, "runs", 0, 4), -5, "damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_or_foreign_state_is_refused_with_the_reason(good: State, damage: str) -> None:
+    path, value, match = DAMAGES[damage]
+    state = changed(good, *path, value=value)
+    assert_refused(state, models.Encoder(), texts_of(SAME), "64MiB", match)
+
+
+@pytest.mark.parametrize("nonsense", [{}, {"format": 2}, [], "state", None])
+def test_nonsense_is_refused(nonsense: Any) -> None:
+    assert_refused(nonsense, models.Encoder(), texts_of(SAME), "64MiB", "of no use")
+
+
+def test_numbers_that_are_merely_wrong_cost_no_step_and_no_bit() -> None:
+    model, batches, budget = task("encoder")
+    state = learned(model, batches[:10], budget)
+    for observation in state["chapters"][0]["knowledge"]["observations"]:
+        for run in observation["runs"]:
+            run[:9] = [
+                number if isinstance(number, float) else int(0.5 * number) for number in run[:9]
+            ]
+    plain = copy.deepcopy(model)
+    expected = train(plain, batches)
+    with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
+        handle.load_state_dict(state)
+        torch.manual_seed(1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        losses = []
+
+        def step(batch: Batch) -> float:
+            loss = models.loss_of(model, batch)
+            loss.backward()
+            return loss.item()
+
+        for batch in batches:
+            losses.append(handle.retry(step, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+        stats = handle.stats()
+    assert losses == expected
+    assert stats.recoveries < 5
+    assert stats.observed_steps > 0
