@@ -46,6 +46,8 @@ _CONTRADICTION = 0.04
 """The difference from what was predicted, as a share of the peak, that makes old knowledge void."""
 _SOON = 8
 """If two contradictions are no more than this many observations apart, the model is noisy."""
+_CONFIRMED = 16
+"""Planned steps that went as usual, to count as one observation in this."""
 _ENOUGH = 12
 """Observations after which a fit that is still not fair is taken for noise."""
 _REACH = 0.02
@@ -64,6 +66,7 @@ class Estimator:
         self._seen: dict[InputSize, StepObservation] = {}
         self._fit: _Fit | None = None
         self._contradicted_at = -_SOON
+        self._confirmed = 0
         self._varies = False
 
     def __len__(self) -> int:
@@ -99,8 +102,9 @@ class Estimator:
         observation = with_shared_times(observation)
         void = False
         if doubted and not self.noisy and self._contradicts(observation):
-            self._varies = self.version - self._contradicted_at <= _SOON
-            self._contradicted_at = self.version
+            now = self.version + self._confirmed // _CONFIRMED
+            self._varies = now - self._contradicted_at <= _SOON
+            self._contradicted_at = now
             void = not self._varies
             self._seen = {} if void else self._seen
         former = self._seen.pop(observation.size, None)
@@ -115,6 +119,10 @@ class Estimator:
             self._fit = _Fit.of(self.observations)
         self.version += 1
         return void
+
+    def confirmed(self) -> None:
+        """A planned step went as usual."""
+        self._confirmed += 1
 
     def predict(self, size: InputSize) -> Profile | None:
         """The profile at `size`; None where nothing that was seen tells enough.

@@ -129,6 +129,8 @@ class Knowledge:
             self.adaptation.peaked_unseen()
         elif estimator is not None and estimator.covers(size):
             self.adaptation.peaked(predicted_rise, real_rise)
+            if not self.adaptation.in_doubt:
+                estimator.confirmed()
 
     def to_plain(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts alone, for files."""
