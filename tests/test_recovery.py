@@ -660,7 +660,7 @@ def test_other_errors_of_a_guarded_block_are_its_own() -> None:
         for _ in range(4):
             square(model, torch.randn(ROWS, 8))
         assert guarded_block(handle) == 3
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied|running_mean"):
+        with pytest.raises(RuntimeError, match=r"shapes cannot be multiplied|running_mean"):
             square(model, torch.randn(ROWS, 9))
 
 

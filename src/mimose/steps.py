@@ -149,7 +149,7 @@ class PlannedStep(Step):
         self.surprised = False
         """Whether a block ran that the plan does not know."""
         self.rehearsed = False
-        """Whether a block was recomputed for the first time: tried at once, at a peak of its own."""
+        """Whether a block was recomputed for the first time: tried at once, with its own peak."""
         self._counts: dict[int, int] = {}
 
     @property

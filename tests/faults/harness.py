@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from fuse import ERRORS, PHASES, Fuse
+from subjects import MAKERS, Batch, batches, blocks_of
 from torch import nn
 
 import mimose
 from compare import no_hooks, same
-from fuse import ERRORS, PHASES, Fuse
 from mimose.collector import Ride
 from mimose.errors import MimoseWarning, OutOfMemory
 from mimose.inputs import InputSize
 from mimose.memory import CpuMeter
 from mimose.observations import Observation, StepObservation
-from subjects import MAKERS, Batch, batches, blocks_of
 from training import peak_of_plain, train
 
 STEPS = 16

@@ -21,12 +21,12 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import torch  # noqa: E402
+from harness import Outcome, Trial, least_peak  # noqa: E402
 
 import mimose  # noqa: E402
 import models  # noqa: E402
 from collecting import swift  # noqa: E402
-from harness import Outcome, Trial  # noqa: E402
-from training import between, peak_of_plain, peak_of_recomputing, texts  # noqa: E402
+from training import peak_of_plain, texts  # noqa: E402
 
 _CHECKS = 10
 _GROWTH_BYTES = 16 << 20
@@ -58,8 +58,8 @@ def steps(count: int) -> None:
     model = models.Encoder(2, width=16)
     batches = texts([dice.randint(8, 40) for _ in range(200)], batch=8)
     largest = [max(batches, key=lambda batch: batch["input_ids"].shape[1])] * 3
-    low, high = peak_of_recomputing(model, largest), peak_of_plain(model, largest)
-    budget = max(1 << 20, between(low, high, 0.5))
+    low, high = least_peak(model, largest), peak_of_plain(model, largest)
+    budget = max(1 << 20, (low + high) // 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "run.jsonl"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collecting import swift
 from harness import Trial
+
+from collecting import swift
 
 FAULTS = 200
 
