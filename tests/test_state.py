@@ -126,7 +126,7 @@ def assert_refused(
         assert handle.stats().observed_steps == 0
 
 
-SAME = [60] * 6
+SAME = [40] * 4
 
 
 def test_knowledge_of_another_model_is_refused() -> None:

@@ -32,6 +32,9 @@ _CHECKS = 10
 _GROWTH_BYTES = 16 << 20
 """How much the process may grow in all steps but the first tenth: arenas, no more."""
 
+_LOG_BYTES = 300
+"""What a step may add to the log."""
+
 
 def faults(count: int, seed: int) -> None:
     """Random trials until this many faults have happened."""
@@ -84,6 +87,7 @@ def steps(count: int) -> None:
                         flush=True,
                     )
                     assert entries <= 512, "the plan cache grows without end"
+                    assert written < _LOG_BYTES * (i + 1), "the log is more than a line a step"
             stats = handle.stats()
     print(f"{time.perf_counter() - began:.0f} s\n{stats}")
     growth = sizes[-1] - sizes[0]
