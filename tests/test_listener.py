@@ -156,7 +156,7 @@ def test_forward_tells_how_much_of_its_output_it_would_have_saved() -> None:
     told = {}
 
     class Hears(Listener):
-        def forward_ends(self, block: int, saved: int, free: int, idle: list) -> None:
+        def forward_ends(self, block: int, saved: int, idle: list) -> None:
             told[block] = saved
 
     model = nn.Sequential(Part(1), Squares(), Part(1))

@@ -106,7 +106,6 @@ class BlockSeat(Seat):
         "index",
         "listener",
         "name",
-        "operators_left",
         "run",
         "speaks_to",
         "trusted",
@@ -128,8 +127,6 @@ class BlockSeat(Seat):
         """Whether it can be recomputed; not known before its first run."""
         self.guarded = False
         """Whether the coming run, if it is kept, is near the limit; the director sets it."""
-        self.operators_left = 0
-        """How many operators a recompute leaves out, if that is known."""
         self.early_stop = True
         self.changing: list[Place] = []
         self.speaks_to: frozenset[int] = frozenset()
@@ -224,7 +221,6 @@ class BlockSeat(Seat):
             self.trusted = True
             # Stopping takes an exception, tens of microseconds: only where it spares something.
             self.early_stop = rehearsal.operators_after_last != 0
-            self.operators_left = rehearsal.operators_after_last or 0
         else:
             self.trusted = False
             warn(
@@ -245,7 +241,8 @@ class BlockSeat(Seat):
             name=f"block {self.name!r}",
             block=self.run,
             listener=self.listener,
-            early_stop=self.early_stop,
+            # Whoever listens wants to see the peak of the whole forward.
+            early_stop=self.early_stop and self.listener is None,
             **options,
         )
 

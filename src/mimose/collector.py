@@ -37,9 +37,6 @@ class _Seen:
     gradient_bytes: int
     input_bytes: int
     start: int
-    operators_left: int
-    ending: int = 0
-    """What the end of its forward takes beside what it saves, where a recompute stops before."""
     forward: int = 0
     out_saved: int = 0
     idle: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
@@ -111,21 +108,15 @@ class Ride(Listener):
         given = bytes_given(args, kwargs)
         start = reading.in_use - self._base
         gradient_bytes = _gradient_bytes(seat.module)
-        run = _Seen((seat.index, nth), gradient_bytes, given, start, seat.operators_left)
+        run = _Seen((seat.index, nth), gradient_bytes, given, start)
         self._runs.append(run)
 
     def forward_ends(
-        self,
-        block: int,
-        out_saved_bytes: int,
-        out_free_bytes: int,
-        idle_inputs: list[torch.Tensor],
+        self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
     ) -> None:
         assert self._base is not None
         run = self._runs[block]
         run.out_saved = out_saved_bytes
-        # The output, and before it what it is made from.
-        run.ending = min(2, run.operators_left) * out_free_bytes
         run.idle = [weakref.ref(tensor) for tensor in idle_inputs if tensor.grad_fn is not None]
         run.forward = self._read().peak - self._base
 
@@ -243,7 +234,7 @@ class Ride(Listener):
             entry_bytes=run.entry,
             born_bytes=run.born,
             saved_bytes=max(0, run.saved),
-            spike_bytes=max(0, run.spike, run.saved + run.ending),
+            spike_bytes=max(0, run.spike),
             back_bytes=max(0, run.back) + stays,
             out_saved_bytes=min(run.out_saved, max(0, run.saved)),
             in_idle_bytes=run.idle_bytes,
@@ -303,13 +294,9 @@ class Shuttle(Ride):
         self._meter.reset_peak()
 
     def forward_ends(
-        self,
-        block: int,
-        out_saved_bytes: int,
-        out_free_bytes: int,
-        idle_inputs: list[torch.Tensor],
+        self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
     ) -> None:
-        super().forward_ends(block, out_saved_bytes, out_free_bytes, idle_inputs)
+        super().forward_ends(block, out_saved_bytes, idle_inputs)
         saved, spike, begun, ended = self._looked[block]
         self._looked[block] = (saved + out_saved_bytes, spike, begun, ended)
 

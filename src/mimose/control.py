@@ -18,16 +18,11 @@ class Listener:
     """
 
     def forward_ends(
-        self,
-        block: int,
-        out_saved_bytes: int,
-        out_free_bytes: int,
-        idle_inputs: list[torch.Tensor],
+        self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
     ) -> None:
         """The forward of a block that will be recomputed is done.
 
-        `out_saved_bytes` of its output are among what it would have saved, `out_free_bytes` are
-        not. `idle_inputs` are those
+        `out_saved_bytes` of its output are among what it would have saved. `idle_inputs` are those
         of its inputs that it would not have saved: of the two, only a recompute needs them.
         """
 

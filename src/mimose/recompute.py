@@ -357,11 +357,10 @@ class Frame:
     def _tell_of_forward(self, listener: Listener, args: Any, kwargs: Any, out: Any) -> None:
         saved = {s._cdata for ref in self.storages if (s := ref()) is not None}
         self.storages = []
-        made = storage_bytes(out)
-        shared = sum(size for key, size in made.items() if key in saved)
+        shared = sum(size for key, size in storage_bytes(out).items() if key in saved)
         inputs = argument_tensors(args, kwargs)
         idle = [t for t in inputs if local(t).untyped_storage()._cdata not in saved]
-        listener.forward_ends(self.block, shared, sum(made.values()) - shared, idle)
+        listener.forward_ends(self.block, shared, idle)
 
     def _describe_misfits(self) -> str:
         lines = [
