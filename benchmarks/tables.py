@@ -108,7 +108,34 @@ def planning_cost(result: dict[str, Any]) -> Iterator[str]:
     yield table(["", "µs"], rows) + "\n"
 
 
+def promise(result: dict[str, Any]) -> Iterator[str]:
+    yield "## Does the budget hold?\n"
+    yield f"{where(result)}. `enforce=True`, `handle.retry`, expandable segments.\n"
+    rows = []
+    for name, case in result["cases"].items():
+        rows.append(
+            [
+                name,
+                f"{case['budget'] / 2**30:.2f}",
+                str(case["steps"]),
+                str(len(case["lost"])),
+                str(case["recoveries"]),
+                str(case["corrections"]),
+                str(case["observed_steps"]),
+                f"{case['held_over_budget']:.4f}",
+                f"{case['reserve_share']:.1%}",
+                str(case["allocator_retries"]),
+            ]
+        )
+    header = ["case", "budget, GiB", "steps", "lost", "recoveries", "corrections", "observed"]
+    yield table([*header, "most held / budget", "reserve", "allocator's retries"], rows) + "\n"
+    for name, case in result["cases"].items():
+        for number, message in case["lost"]:
+            yield f"Lost in {name}, step {number}: {message.split(' (')[0]}.\n"
+
+
 WRITERS = {
+    "promise": promise,
     "recompute_cost": recompute_cost,
     "planner_quality": planner_quality,
     "planning_cost": planning_cost,

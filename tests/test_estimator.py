@@ -477,3 +477,14 @@ def test_knowledge_that_does_not_get_ready_is_not_curious_for_ever() -> None:
     assert knowledge.curious
     knowledge.learn(seen(8, 128))
     assert not knowledge.curious
+
+
+@pytest.mark.parametrize("length", [20, 114, 300, 321])
+def test_sizes_seen_close_together_do_not_make_the_fit_bend_away(length: int) -> None:
+    noise = {316: 3, 317: -2, 318: 4, 320: 1, 322: 0}
+    estimator = taught(seen(8, n, change=1000 * off) for n, off in noise.items())
+    predicted = estimator.predict(size(8, length))
+    largest = seen(8, 322, change=4000).profile()
+    if predicted is not None:
+        limits = zip(amounts(predicted), amounts(largest), strict=True)
+        assert all(amount <= limit * 1.02 for amount, limit in limits)

@@ -358,6 +358,8 @@ class Engine:
 
     def does_not_fit(self) -> str:
         """What cannot be helped, in words and numbers."""
+        if self._setting is not None:
+            self._setting.forgive_failures()
         size = self._latest_size or "of unknown size"
         budget = text_of(self.budget_bytes) if self.budget_bytes else "what is free"
         base = text_of(self._stats.last_base_bytes)

@@ -246,11 +246,13 @@ class _Fit:
         row = self.shape.features(point[None])[0] @ self.coefficients
         if not self.fair:
             row = self._upper_end(row)
-        elif self.kinked.any():
-            row = self._mind_kinks(point, row)
+        else:
+            row = self._within_neighbours(point, row)
+            if self.kinked.any():
+                row = self._mind_kinks(point, row)
         beyond = float(np.max((point - high) / high, initial=0.0))
         if beyond > 0:
-            row = row * (1 + beyond * 0.5)
+            row = np.minimum(row * (1 + beyond * 0.5), self.values.max(0) * (1 + beyond) ** 3)
         row = np.maximum(row, 0)
         return self._profile(size, row)
 
@@ -264,6 +266,17 @@ class _Fit:
             return False
         point = np.array(self.shape.point(size))
         return bool((point >= self.points.min(0)).all() and (point <= self.points.max(0)).all())
+
+    def _within_neighbours(self, point: _Floats, row: _Floats) -> _Floats:
+        """No more than at any larger size seen, no less than at any smaller one: memory grows.
+
+        Where sizes seen lie close together, a fit may bend far away from them.
+        """
+        larger = self.values[(self.points >= point).all(1)]
+        smaller = self.values[(self.points <= point).all(1)]
+        if len(larger):
+            row = np.where(self.kinked, row, np.minimum(row, larger.min(0)))
+        return np.maximum(row, smaller.max(0)) if len(smaller) else row
 
     def _mind_kinks(self, point: _Floats, row: _Floats) -> _Floats:
         """What a kinked quantity is at most, as far as observations tell."""

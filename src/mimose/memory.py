@@ -43,6 +43,8 @@ class Meter(ABC):
     """Whether the allocator is set so that varying sizes leave fragments behind."""
     hole_bytes = 0
     """What the allocator's pages may leave unused between tensors, whatever the budget."""
+    overshoot_bytes = 0
+    """By how much the allocator may run over a limit."""
 
     @abstractmethod
     def read(self) -> Reading: ...
@@ -81,6 +83,7 @@ class CudaMeter(Meter):
     """Reads the caching allocator's statistics, by the cheapest call there is."""
 
     hole_bytes = 112 << 20  # it takes and gives back large tensors' memory in pages of 20 MiB
+    overshoot_bytes = 16 << 20
 
     def __init__(self, device: torch.device) -> None:
         self._index = device.index if device.index is not None else torch.cuda.current_device()

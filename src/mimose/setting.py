@@ -40,7 +40,8 @@ class Setting:
         self._peak_held, self._last = reading.peak_held, reading
         if enforce:
             # The allocator's count of what it holds may run over its limit by a few pages.
-            self.meter.limit(self.budget_bytes - self.budget_bytes // 500)
+            spare = max(self.budget_bytes // 500, self.meter.overshoot_bytes)
+            self.meter.limit(self.budget_bytes - spare)
 
     def close(self) -> None:
         """Lift the limit, stop counting, hold on to nothing."""
@@ -62,6 +63,10 @@ class Setting:
         self.reserve.ran_out(reading.failures - self._last.failures)
         self._last = reading
         return True
+
+    def forgive_failures(self) -> None:
+        """What has failed could not have fitted: there is nothing to learn from it."""
+        self._last = self.meter.read()
 
     def make_room(self, predicted_peak: int, reading: Reading) -> None:
         """Give cached memory back before a step as large as one that has failed because of it.
