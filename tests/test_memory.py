@@ -188,3 +188,17 @@ def test_tensors_of_other_devices_do_not_count(meter: CpuMeter) -> None:
 def test_other_devices_are_refused_with_a_way_out() -> None:
     with pytest.raises(ConflictError, match=r"is on meta.*mimose\.checkpoint works on every"):
         meter_for(torch.device("meta"))
+
+
+def test_a_compilers_fake_tensors_take_no_memory() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.ones(1000)
+    before = meter_for(torch.device("cpu"))
+    try:
+        counted = before.read().in_use
+        del fake
+        assert before.read().in_use == counted
+    finally:
+        before.close()

@@ -241,6 +241,8 @@ class _StorageCounter(TorchDispatchMode):
             storage = local(tensor).untyped_storage()
         except (NotImplementedError, RuntimeError):  # a tensor without storage: sparse, fake, …
             return
+        if storage.device.type != "cpu":  # a compiler's fake tensor, that only says it were here
+            return
         key, size = storage._cdata, storage.nbytes()
         with self._lock:
             known = self._sizes.get(key)
