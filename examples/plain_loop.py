@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024 if CUDA else 64)
     options = parser.parse_args()
 
+    random.seed(0)
     device = torch.device("cuda" if CUDA else "cpu")
     model = Classifier(options.width, layers=6).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)

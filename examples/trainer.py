@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--output-dir", default=tempfile.mkdtemp())
     options = parser.parse_args()
 
+    random.seed(0)
     small = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
     config = BertConfig(**({} if CUDA else {**small, "intermediate_size": 128, "vocab_size": 1000}))
     trainer = Trainer(
