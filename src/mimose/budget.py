@@ -150,12 +150,9 @@ class Reserve:
         self._set(self.bytes + times * step)
 
     def learn_unusable(self, number_of_bytes: int) -> None:
-        """An observed step made the allocator hold so much more than was ever in use.
-
-        Most of it: pressed harder, the allocator gives some of that back.
-        """
-        if 0.75 * number_of_bytes > self.bytes:
-            self._set(int(0.75 * number_of_bytes))
+        """An observed step made the allocator hold so much more than was ever in use."""
+        if number_of_bytes > self.bytes:
+            self._set(number_of_bytes)
 
     def learn(self, *, peak_bytes: int, held_bytes: int, grew: bool, retries: int) -> None:
         """A step peaked at `peak_bytes` in use while the allocator held `held_bytes`."""
