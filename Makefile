@@ -5,7 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test check soak docs browser format clean
+.PHONY: help setup demo test check soak docs browser format clean
+
+help:
+	@echo "make demo | test | check | docs | soak | format | clean"
 
 setup: $(VENV)/.setup
 

@@ -296,3 +296,12 @@ def test_finding_blocks_draws_no_random_numbers_and_changes_nothing() -> None:
     find_blocks(model)
     assert torch.equal(torch.get_rng_state(), state)
     assert [dict(module.__dict__) for module in model.modules()] == before
+
+
+def test_sequentials_of_single_layers_are_blocks_as_wholes() -> None:
+    def stage(width: int) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.Conv2d(width, 3, 1))
+
+    model = nn.Module()
+    model.first, model.second = stage(4), stage(8)
+    assert [block.name for block in find_blocks(model)] == ["first", "second"]

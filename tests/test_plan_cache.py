@@ -72,7 +72,7 @@ def test_plan_for_another_pattern_is_refused() -> None:
         PlanCache().put("key", plan_of(True), PATTERN)
 
 
-def test_hits_and_misses_are_counted() -> None:
+def test_plans_handed_out_and_plans_made_are_counted() -> None:
     cache = filled("a")
     for key in ("a", "b", "a"):
         cache.get(key)
@@ -105,7 +105,7 @@ def test_clearing_forgets_plans_and_keeps_counts() -> None:
     cache.get("z")
     cache.clear()
     assert len(cache) == 0
-    assert (cache.hits, cache.misses) == (1, 1)
+    assert (cache.hits, cache.misses) == (1, 2)
     assert cache.get("a") is None
 
 

@@ -16,7 +16,15 @@ import mimose
 import models
 from mimose.errors import MimoseWarning
 from parts import bf16
-from training import Batch, bert, labelled, task, train
+from training import (
+    Batch,
+    bert,
+    labelled,
+    peak_of_plain,
+    task,
+    texts,
+    train,
+)
 
 State = dict[str, Any]
 
@@ -134,7 +142,7 @@ def test_knowledge_of_another_model_is_refused() -> None:
     wider = models.Encoder(width=48)
     assert_refused(state, wider, texts_of(SAME), "64MiB", "other modules or parameters")
     deeper = models.Encoder(layers=4)
-    assert_refused(state, deeper, texts_of(SAME), "64MiB", "its blocks is 3, here it is 4")
+    assert_refused(state, deeper, texts_of(SAME), "64MiB", "blocks was 3 then and is 4 here")
 
 
 def texts_of(lengths: list[int]) -> list[Batch]:
@@ -144,7 +152,7 @@ def texts_of(lengths: list[int]) -> list[Batch]:
 def test_knowledge_of_other_weights_precision_is_refused() -> None:
     state = learned(models.Encoder(), texts_of(SAME), "64MiB")
     half = models.Encoder().bfloat16()
-    assert_refused(state, half, texts_of(SAME), "64MiB", "its precision is 'torch.float32'")
+    assert_refused(state, half, texts_of(SAME), "64MiB", "precision was 'torch.float32'")
 
 
 def test_knowledge_under_autocast_is_refused_without_it() -> None:
@@ -194,8 +202,8 @@ def changed(state: State, *path: Any, value: Any) -> State:
 
 FIRST = ("chapters", 0, "knowledge", "observations", 0)
 DAMAGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
-    "another torch": (("identity", "torch"), "1.0.0", "its torch is '1.0.0'"),
-    "another device": (("identity", "device"), "cuda", "its device is 'cuda'"),
+    "another torch": (("identity", "torch"), "1.0.0", "torch was '1.0.0'"),
+    "another device": (("identity", "device"), "cuda", "device was 'cuda'"),
     "another format": (("format",), 99, "its format is 99"),
     "no format": (("format",), ..., "its format is None"),
     "no chapters": (("chapters",), ..., "damaged"),
@@ -203,7 +211,7 @@ DAMAGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "no regime": (("chapters", 0, "regime"), ..., "damaged"),
     "half a regime": (("chapters", 0, "regime", "trained"), ..., "damaged"),
     "identity of another kind": (("identity",), "encoder", "damaged"),
-    "identity missing a part": (("identity", "device"), ..., "its device is None"),
+    "identity missing a part": (("identity", "device"), ..., "device was None"),
     "no dimensions": ((*FIRST, "dims"), [], "damaged"),
     "too many dimensions": ((*FIRST, "dims"), [4, 60, 60], "damaged"),
     "words for numbers": ((*FIRST, "tail"), "many", "damaged"),
@@ -262,3 +270,18 @@ def test_numbers_that_are_merely_wrong_cost_no_step_and_no_bit() -> None:
     assert losses == expected
     assert stats.recoveries < 5
     assert stats.observed_steps > 0
+
+
+def test_a_resumed_run_stays_within_its_budget_from_the_first_step() -> None:
+    model, longest = models.Encoder(layers=6), texts([150] * 3)
+    budget = int(0.35 * peak_of_plain(model, longest))
+    with mimose.auto_checkpoint(copy.deepcopy(model), budget) as handle:
+        train(handle._root.module, texts([40, 120, 60, 90, 140, 100, 30, 150]))
+        state = json.loads(json.dumps(handle.state_dict()))
+    with mimose.auto_checkpoint(model, budget) as handle:
+        handle.load_state_dict(state)
+        train(model, texts([150, 140, 120, 40, 100]))
+        stats = handle.stats()
+    assert stats.observed_steps == 0
+    assert stats.runs_recomputed > 0
+    assert stats.peak_bytes <= budget

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -153,6 +153,22 @@ class BlockSeat(Seat):
             after, self.after = self.after, None
             after((args, kwargs), out)
         return out
+
+    @property
+    def verdict(self) -> dict[str, Any] | None:
+        """What its first run has shown, in plain values; None if it has not run."""
+        if self.trusted is None:
+            return None
+        names = {id(m): name for name, m in self.module.named_modules()}
+        changing = [[names[id(m)], name] for m, name in self.changing if id(m) in names]
+        return {"trusted": self.trusted, "early_stop": self.early_stop, "changing": changing}
+
+    def believe(self, verdict: Mapping[str, Any]) -> None:
+        """Take over the verdict of an earlier run of the same model: no need to try again."""
+        parts = dict(self.module.named_modules())
+        self.changing = [(parts[str(at)], str(name)) for at, name in verdict["changing"]]
+        self.early_stop = bool(verdict["early_stop"])
+        self.trusted = bool(verdict["trusted"])
 
     @property
     def _may_run_twice(self) -> bool:

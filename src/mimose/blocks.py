@@ -74,9 +74,17 @@ def _by_structure(model: nn.Module) -> list[Block]:
     for is_stack in (_has_repeated_parts, _has_one_part, _has_different_layers):
         found = list(_blocks_below("", model, is_stack))
         if found:
+            if is_stack is _has_different_layers and len(_sequentials(model)) > 1:
+                return _sequentials(model)  # single layers save next to nothing
             kinds = {type(block.module) for block in found}
             return _without_repeats(_blocks_below("", model, _or_holds_any(is_stack, kinds)))
     return []
+
+
+def _sequentials(model: nn.Module) -> list[Block]:
+    """The Sequentials of several layers, as wholes."""
+    modules = ((name, m) for name, m in model.named_modules() if name)
+    return _without_repeats(Block(n, m) for n, m in modules if _has_different_layers(m))
 
 
 def _or_holds_any(is_stack: _Test, kinds: set[type]) -> _Test:

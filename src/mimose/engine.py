@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -69,6 +69,7 @@ class Engine:
         self._unread: list[ObservedStep] = []
         self._loaded: Mapping[str, Any] | None = None
         self._identity: dict[str, Any] = {}
+        self._verdicts: list[dict[str, Any] | None] = []
         self._keepsake: Keepsake | None = None
         self._after_broken_step = False
         self._forward_failed = False
@@ -90,6 +91,7 @@ class Engine:
         """Leave the model as it was before. What was learned stays readable."""
         if self._attachment is None:
             return
+        self._verdicts = [seat.verdict for seat in self._attachment.seats]
         self._attachment.detach()
         self._attachment = None
         self._tripwire.close()
@@ -390,10 +392,19 @@ class Engine:
             reason = difference(state, self._identity)
             if reason is None and "identity" in state:  # else nothing had been learned
                 self._scheduler.take_in(state["chapters"], len(self._names))
+                self._believe(state.get("blocks", []))
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             reason = f"it is damaged ({error!r})"
         if reason is not None:
             warn(f"what was learned before is of no use: {reason}. Observing anew")
+
+    def _believe(self, verdicts: Sequence[Mapping[str, Any] | None]) -> None:
+        """Blocks need not be tried again; on several ranks they do, to see who speaks to whom."""
+        if self._attachment is None or several():
+            return
+        for seat, verdict in zip(self._attachment.seats, verdicts, strict=False):
+            if verdict is not None and seat.trusted is None:
+                seat.believe(verdict)
 
     def _size_of(self, args: Any, kwargs: Any) -> InputSize:
         if self._measure is not None:

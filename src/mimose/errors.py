@@ -12,6 +12,7 @@ MimoseError
 MimoseWarning           a UserWarning: training goes on, and this is what you should know
 """
 
+import sys
 import warnings
 
 import torch
@@ -51,5 +52,12 @@ class MimoseWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Say something that the owner of a run should know."""
-    warnings.warn(message, MimoseWarning, stacklevel=2)
+    """Say something that the owner of a run should know, at the line of theirs that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, MimoseWarning, stacklevel=level - 1)
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in ("mimose", "torch")

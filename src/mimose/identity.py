@@ -34,5 +34,5 @@ def difference(state: Mapping[str, Any], present: Mapping[str, Any]) -> str | No
         if known.get(name) != value:
             if name == "model":
                 return "it is of a model with other modules or parameters"
-            return f"its {name} is {known.get(name)!r}, here it is {value!r}"
+            return f"{name} was {known.get(name)!r} then and is {value!r} here"
     return None

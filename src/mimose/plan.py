@@ -109,7 +109,6 @@ class PlanCache:
         """The plan for `key`, if there is one."""
         plan = self._plans.get(key)
         if plan is None:
-            self.misses += 1
             return None
         self.hits += 1
         self._plans.move_to_end(key)
@@ -119,9 +118,7 @@ class PlanCache:
         """The plan that a smaller and a larger size in steps of this kind have in common."""
         shelf = self._shelves.get(kind)
         plan = None if shelf is None else shelf.between(size, available_bytes)
-        if plan is not None:  # it was looked for under its own key before
-            self.misses -= 1
-            self.hits += 1
+        self.hits += plan is not None
         return plan
 
     def shelve(
@@ -151,6 +148,7 @@ class PlanCache:
             peaks = zip(pattern, profile.runs, levels(profile, plan.recompute), strict=True)
             near = {run for run, cost, level in peaks if level + cost.spike > near_bytes}
             guarded = frozenset(near)
+        self.misses += 1
         again = dict(zip(pattern, plan.recompute, strict=True))
         cached = CachedPlan(plan, again, profile, guarded, doubtful)
         self._plans[key] = cached

@@ -122,12 +122,13 @@ class Stats:
         runs = self.runs_kept + self.runs_recomputed
         share = self.runs_recomputed / runs if runs else 0.0
         lines = [
-            f"{self.steps} steps: {self.observed_steps} observed, {self.planned_steps} planned",
-            f"plans: {self.cache_hits} from the cache, {self.cache_misses} looked for",
+            f"{_steps(self.steps)}: {self.observed_steps} observed, {self.planned_steps} planned",
+            f"plans: {self.cache_hits} from the cache, {self.cache_misses} made anew",
             f"blocks recomputed in planned steps: {share:.1%} of runs, "
-            f"about {self.recompute_share:.1%} of the time",
+            f"taking about {self.recompute_share:.1%} of the time",
             f"peak {text_of(self.peak_bytes)} in use, {text_of(self.peak_held_bytes)} held"
-            + (f", budget {text_of(self.budget_bytes)}" if self.budget_bytes else ""),
+            + (f", budget {text_of(self.budget_bytes)}" if self.budget_bytes else "")
+            + (": OVER" if self.budget_bytes and self.peak_held_bytes > self.budget_bytes else ""),
         ]
         if self.reserve_bytes is not None:
             margin = round(self.margin, 4) + 0.0  # never "-0.00%"
@@ -138,6 +139,10 @@ class Stats:
 
     def _repr_html_(self) -> str:
         return stats_html(self)
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +170,8 @@ class Explanation:
     plan: Plan | None = None
     peak_kept_bytes: int | None = None
     peak_recomputed_bytes: int | None = None
+    note: str = ""
+    """What should be known before all else: that mimose is off, say."""
     largest_batch: int | None = None
     """About the largest batch of this shape that would fit, with every block recomputed."""
 
@@ -173,7 +180,7 @@ class Explanation:
         return None if self.plan is None else self.base_bytes + self.plan.peak_bytes
 
     def __str__(self) -> str:
-        lines = [f"input {self.size}"]
+        lines = [f"input {self.size}", *([self.note] if self.note else [])]
         if self.budget_bytes is not None:
             lines.append(
                 f"budget {text_of(self.budget_bytes)}, of which {text_of(self.reserve_bytes)} "
@@ -188,7 +195,8 @@ class Explanation:
             )
         lines.append(f"{floor}; gradients take {text_of(self.gradient_bytes)}")
         if self.profile is None or self.plan is None:
-            lines.append("nothing is known of this size yet: every block will be recomputed")
+            if not self.note:
+                lines.append("nothing is known of this size yet: every block will be recomputed")
             return "\n".join(lines)
         return "\n".join([*lines, *self._plan_lines(self.profile, self.plan)])
 
@@ -212,7 +220,7 @@ class Explanation:
                 f"  {does:9}  {name}: saves {text_of(run.saved)}, "
                 f"recompute takes {run.nanoseconds / 1e6:.2f} ms"
             )
-        if self.largest_batch is not None:
+        if self.largest_batch:
             lines.append(f"a batch of about {self.largest_batch} of this shape would still fit")
         return lines
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, final
 
 from torch import nn
@@ -115,6 +116,8 @@ class Mimose(Engine):
         input_size: SizeFunction | None,
         record: str | os.PathLike[str] | None = None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(f"auto_checkpoint takes a torch.nn.Module, not {model!r}")
         _refuse_data_parallel(model)
         if collector not in _COLLECTORS:
             raise ArgumentError(f"collector={collector!r} is neither 'ride' nor 'shuttle'")
@@ -178,8 +181,12 @@ class Mimose(Engine):
 
         Answers before planning has begun, too, as far as anything is known then.
         """
+        if not args and not kwargs:
+            raise ArgumentError(
+                "explain takes a batch, as the model's forward does: explain(**batch)"
+            )
         self._read_observations()
-        return explain_plan(
+        explanation = explain_plan(
             size=self._size_of(args, kwargs),
             blocks=self._names,
             knowledge=self._scheduler.knowledge,
@@ -188,6 +195,14 @@ class Mimose(Engine):
             base_bytes=self._stats.last_base_bytes,
             floor=self._floor(),
         )
+        return replace(explanation, note=self._note())
+
+    def _note(self) -> str:
+        if not self.attached:
+            return "mimose is not attached: the model trains as it is, whatever is said below"
+        if self._setting is None and self._loaded is not None:
+            return "what an earlier run has learned is taken in with the first step"
+        return ""
 
     def retry(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call `function`, a forward and a backward; once more if memory runs out.
@@ -220,6 +235,9 @@ class Mimose(Engine):
             "format": FORMAT,
             "identity": self._identity,
             "chapters": self._scheduler.to_plain(),
+            "blocks": self._verdicts
+            if self._attachment is None
+            else [seat.verdict for seat in self._attachment.seats],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 
 from mimose.plan import Plan
 from mimose.planners.base import Planner
-from mimose.planners.trivial import RecomputeAll
 from mimose.timeline import Profile, RunCost
 
 _FEW = 24
@@ -39,16 +38,21 @@ class Optimal(Planner):
 
     It finds a plan whenever one fits. The time is exact while the front stays under some thousands
     of prefixes, as it does even for 96 blocks that all differ; past that, within 0.5 % of exact.
-    If nothing fits, everything is recomputed.
+    If nothing fits, everything is recomputed that saves anything.
     """
 
     shares = True
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
         choices = _cheapest(profile, available_bytes)
-        if choices is None:
-            return RecomputeAll().plan(profile, available_bytes)
+        if choices is None:  # nothing fits: what would save nothing is not recomputed either
+            choices = tuple(not run.fixed and _saves_anything(run) for run in profile.runs)
         return Plan.of(profile, choices, available_bytes)
+
+
+def _saves_anything(run: RunCost) -> bool:
+    """Whether recomputing it takes less memory than keeping it, here or later."""
+    return run.growth > 0 or run.need_kept > run.need_recomputed
 
 
 @dataclass(slots=True)
