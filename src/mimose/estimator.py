@@ -252,7 +252,9 @@ class _Fit:
                 row = self._mind_kinks(point, row)
         beyond = float(np.max((point - high) / high, initial=0.0))
         if beyond > 0:
-            row = np.minimum(row * (1 + beyond * 0.5), self.values.max(0) * (1 + beyond) ** 3)
+            row = row * (1 + beyond * 0.5)
+            if len(point) == 1:  # a fit of sizes that lie close together may shoot up
+                row = np.minimum(row, self.values.max(0) * (1 + beyond) ** 3)
         row = np.maximum(row, 0)
         return self._profile(size, row)
 

@@ -89,6 +89,11 @@ class Knowledge:
         estimator = self._estimator_for(size)
         return estimator is None or estimator.noisy or not estimator.covers(size)
 
+    def beyond(self, size: InputSize) -> bool:
+        """Whether a size is larger than all that were seen."""
+        estimator = self._estimator_for(size)
+        return estimator is not None and not estimator.covers(size)
+
     def bound(self, size: InputSize) -> Profile | None:
         """A profile that is no lower than that of `size`, if a larger one was seen."""
         estimator = self._estimator_for(size)

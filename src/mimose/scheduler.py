@@ -143,6 +143,9 @@ class Scheduler:
         # A bound costs more recomputing than needed: better to observe, unless nothing is at stake.
         if not exact and self.knowledge.curious and any(plan.recompute):
             return None
+        # Beyond what was seen predictions are generous: what does not fit by them may fit.
+        if not plan.fits and self.knowledge.beyond(size):
+            return None
         return self._as_strict_as_must_be(plan, profile, available), profile
 
     def _as_strict_as_must_be(self, plan: Plan, profile: Profile, available: int) -> Plan:
