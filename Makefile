@@ -20,14 +20,14 @@ $(VENV)/.base: pyproject.toml constraints.txt
 
 $(VENV)/.setup: $(VENV)/.base
 	$(PIP) -e '.[cli,hf,lightning,bench,docs]'
-	$(PIP) pytest hypothesis peft trl pytorch-lightning tensorboard bitsandbytes selenium ruff mypy
+	$(PIP) pytest pytest-xdist hypothesis peft trl pytorch-lightning tensorboard bitsandbytes selenium ruff mypy
 	@touch $@
 
 demo: $(VENV)/.base
 	$(BIN)/mimose demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: setup
 	$(BIN)/ruff format --check .

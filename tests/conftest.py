@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -14,6 +15,14 @@ import torch
 import compare
 
 torch.set_num_threads(1)
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two halves for two processes: on a CPU memory is counted by process, so order matters."""
+    for item in items:
+        half = "core" if item.path.parent == HERE else "folders"
+        item.add_marker(pytest.mark.xdist_group(half))
 
 
 @pytest.fixture(autouse=True)

@@ -76,7 +76,7 @@ def test_peak_stays_within_a_budget_that_plain_training_exceeds(name: str, enfor
 
 def test_more_budget_is_used_to_recompute_less() -> None:
     seen = []
-    for share in (0.1, 0.5, 1.1):
+    for share in (0.1, 0.5, 1.3):
         model, batches, budget = task("encoder", share)
         with mimose.auto_checkpoint(model, budget) as handle:
             train(model, batches)
@@ -253,7 +253,7 @@ def test_mimose_disable_leaves_the_model_untouched(
         assert not handle.attached
         assert train(model, batches) == train(plain, batches)
         assert handle.stats().steps == 0
-        assert "nothing is known" in str(handle.explain(**batches[0]))
+        assert "not attached" in str(handle.explain(**batches[0]))
 
 
 def test_order_of_attaching_and_converting_does_not_matter() -> None:
