@@ -36,6 +36,8 @@ class Outlook:
     reserve_share: float
     """The part of a budget that plans leave free."""
     step_time: StepTime | None = None
+    budget_bytes: int | None = None
+    """The budget that the run had."""
 
     @classmethod
     def of(cls, recording: Recording, planner: Planner | None = None) -> Outlook:
@@ -50,6 +52,7 @@ class Outlook:
             floor_bytes=_floor(recording, knowledge),
             missing_bytes=recording.header.gradient_bytes if born else 0,
             reserve_share=reserve / recording.header.budget_bytes,
+            budget_bytes=recording.header.budget_bytes,
         )
         return outlook.timed_by(recording)
 

@@ -142,7 +142,7 @@ def forecast(
     largest = max(known, key=lambda size: outlook.easy_budget(known[size]))
     least = max(outlook.least_budget(profile) for profile in known.values())
     easy = max(outlook.easy_budget(profile) for profile in known.values())
-    asked = budgets or _spread(least, easy)
+    asked = budgets or _spread(least, easy, outlook.budget_bytes)
     return Forecast(
         rows=tuple(_row(outlook, known, shares, b, known[largest], lengths) for b in asked),
         least_budget_bytes=least,
@@ -154,9 +154,10 @@ def forecast(
     )
 
 
-def _spread(least: int, easy: int) -> list[int]:
-    """Budgets worth a look, from just enough to more than enough."""
-    return [int(least + share * (easy - least)) for share in (0, 0.1, 0.25, 0.5, 0.75, 1)]
+def _spread(least: int, easy: int, had: int | None) -> list[int]:
+    """Budgets worth a look, from just enough to more than enough; and the one that the run had."""
+    spread = [int(least + share * (easy - least)) for share in (0, 0.1, 0.25, 0.5, 0.75, 1)]
+    return sorted({*spread, had}) if had is not None and had <= easy else spread
 
 
 def _row(
