@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from mimose.budget import text_of
@@ -15,7 +17,7 @@ from mimose.plan import Plan, PlanCache
 from mimose.planners import KeepAll, Planner, RecomputeAll
 from mimose.setting import Setting
 from mimose.steps import ObservedStep, PlannedStep, Step
-from mimose.timeline import Profile
+from mimose.timeline import Profile, RunCost
 
 
 @dataclass(slots=True)
@@ -214,15 +216,28 @@ class Explanation:
             f"plan {plan}: {plan.kept} of {len(plan.recompute)} kept, "
             f"{plan.recompute_seconds * 1e3:.1f} ms of recomputing",
         ]
-        for name, run, again in zip(self.blocks, profile.runs, plan.recompute, strict=False):
-            does = "fixed" if run.fixed else "recompute" if again else "keep"
-            lines.append(
-                f"  {does:9}  {name}: saves {text_of(run.saved)}, "
-                f"recompute takes {run.nanoseconds / 1e6:.2f} ms"
-            )
+        lines += _block_lines(self.blocks, profile, plan)
         if self.largest_batch:
             lines.append(f"a batch of about {self.largest_batch} of this shape would still fit")
         return lines
+
+
+def _block_lines(blocks: Sequence[str], profile: Profile, plan: Plan) -> Iterator[str]:
+    """What each block does and costs; neighbours that are alike share a line."""
+    told = [
+        ("fixed" if run.fixed else "recompute" if again else "keep", _cost(run))
+        for run, again in zip(profile.runs, plan.recompute, strict=True)
+    ]
+    for (does, cost), group in groupby(zip(blocks, told, strict=False), key=lambda pair: pair[1]):
+        names = [name for name, _ in group]
+        of = (
+            names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)} blocks, each)"
+        )
+        yield f"  {does:9}  {of}: {cost}"
+
+
+def _cost(run: RunCost) -> str:
+    return f"saves {text_of(run.saved)}, recompute takes {run.nanoseconds / 1e6:.2f} ms"
 
 
 def explain_plan(
