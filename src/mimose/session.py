@@ -199,7 +199,9 @@ class Mimose(Engine):
 
     def _note(self) -> str:
         if not self.attached:
-            return "mimose is not attached: the model trains as it is, whatever is said below"
+            known = self._setting is not None
+            would = "; attached, it would do this" if known else ""
+            return f"mimose is not attached, so the model trains as it is{would}"
         if self._setting is None and self._loaded is not None:
             return "what an earlier run has learned is taken in with the first step"
         return ""
