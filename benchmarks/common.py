@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-import platform
 import statistics
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import mimose
+from mimose.bench import circumstances as shared
 
 RESULTS = Path(__file__).parent / "results"
 
 
 def circumstances(commit: str | None) -> dict[str, Any]:
     """Where and with what a result was measured."""
-    import transformers
-
-    cuda = torch.cuda.is_available()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     return {
-        "date": datetime.date.today().isoformat(),
-        "commit": commit or _commit(),
-        "machine": torch.cuda.get_device_name() if cuda else platform.processor() or "CPU",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "mimose": mimose.__version__,
+        "date": shared.today(),
+        "commit": shared.commit(commit),
+        **shared.circumstances(device),
     }
-
-
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
 
 
 def spread(values: list[float]) -> dict[str, float]:

@@ -91,7 +91,7 @@ class Engine:
         """Leave the model as it was before. What was learned stays readable."""
         if self._attachment is None:
             return
-        self._verdicts = [seat.verdict for seat in self._attachment.seats]
+        self._verdicts = self._block_verdicts()
         self._attachment.detach()
         self._attachment = None
         self._tripwire.close()
@@ -405,6 +405,12 @@ class Engine:
         for seat, verdict in zip(self._attachment.seats, verdicts, strict=False):
             if verdict is not None and seat.trusted is None:
                 seat.believe(verdict)
+
+    def _block_verdicts(self) -> list[dict[str, Any] | None]:
+        """What the first run of each block has shown, also once detached."""
+        if self._attachment is None:
+            return self._verdicts
+        return [seat.verdict for seat in self._attachment.seats]
 
     def _size_of(self, args: Any, kwargs: Any) -> InputSize:
         if self._measure is not None:

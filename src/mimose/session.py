@@ -237,9 +237,7 @@ class Mimose(Engine):
             "format": FORMAT,
             "identity": self._identity,
             "chapters": self._scheduler.to_plain(),
-            "blocks": self._verdicts
-            if self._attachment is None
-            else [seat.verdict for seat in self._attachment.seats],
+            "blocks": self._block_verdicts(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

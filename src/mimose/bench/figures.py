@@ -11,9 +11,9 @@ import numpy as np
 from mimose.bench.analysis import Sheet
 from mimose.bench.contestants import Given
 from mimose.bench.extras import need
+from mimose.budget import GIB
 from mimose.inputs import InputSize
 
-_GIB = 1 << 30
 _COLOURS = {
     "plain": "tab:gray",
     "torch-all": "tab:orange",
@@ -67,7 +67,7 @@ def time_by_budget(sheet: Sheet, task: str, axis: Any) -> None:
     for name in sheet.contestants(task):
         found = [(b, r) for b in budgets if (r := sheet.ratio(task, b, name, "plain")) is not None]
         if found:
-            x = [b / _GIB for b, _ in found]
+            x = [b / GIB for b, _ in found]
             y = [r.median for _, r in found]
             around = [[r.median - r.low for _, r in found], [r.high - r.median for _, r in found]]
             axis.errorbar(x, y, yerr=around, marker="o", label=name, color=_COLOURS[name])
@@ -97,7 +97,7 @@ def memory_by_length(sheet: Sheet, task: str, axis: Any) -> None:
         if not runs:
             continue
         steps, colour = runs[min(runs)].steps, f"C{number}"
-        axis.axhline(limit["total_bytes"] / _GIB, color=colour, linewidth=0.8, linestyle="--")
+        axis.axhline(limit["total_bytes"] / GIB, color=colour, linewidth=0.8, linestyle="--")
         lengths = [length[0] for length in steps.lengths]
         axis.plot(lengths, _gib(steps.peak_bytes), ".", color=colour, label=limit["label"])
         axis.plot(*_where_known(lengths, steps.predicted_bytes), "x", color=colour, alpha=0.5, ms=5)
@@ -129,7 +129,7 @@ def single_block(sheet: Sheet, task: str, axis: Any) -> None:
         survey.peak(survey.largest, Given(tuple(run[0] == block for run in pattern)))
         for block in blocks
     ]
-    axis.axhline(survey.kept_bytes(survey.largest) / _GIB, color="gray", label="none recomputed")
+    axis.axhline(survey.kept_bytes(survey.largest) / GIB, color="gray", label="none recomputed")
     axis.plot(blocks, _gib(survey.single_block_bytes), "C0o", label="measured")
     axis.plot(blocks, _gib(predicted), "C1x", label="by the timeline")
     _labels(axis, "the one block that is recomputed", "peak, GiB")
@@ -151,7 +151,7 @@ def memory_held(sheet: Sheet, task: str, axis: Any) -> None:
         axis.plot(x, _gib(steps.held_bytes), ".", color=_COLOURS[name], label=f"{name}, held")
         axis.plot(x, _gib(steps.peak_bytes), "_", color=_COLOURS[name], alpha=0.6)
     if budget:
-        axis.axhline(budget / _GIB, color="tab:red", linewidth=0.8, linestyle="--")
+        axis.axhline(budget / GIB, color="tab:red", linewidth=0.8, linestyle="--")
     _labels(axis, "padded length", "GiB: · held, — in use, -- budget")
 
 
@@ -191,11 +191,11 @@ def _labels(axis: Any, x: str, y: str) -> None:
 
 
 def _gib(values: Any) -> list[float]:
-    return [value / _GIB for value in values]
+    return [value / GIB for value in values]
 
 
 def _where_known(x: list[int], values: list[int | None]) -> tuple[list[int], list[float]]:
-    known = [(a, v / _GIB) for a, v in zip(x, values, strict=True) if v is not None]
+    known = [(a, v / GIB) for a, v in zip(x, values, strict=True) if v is not None]
     return [a for a, _ in known], [v for _, v in known]
 
 

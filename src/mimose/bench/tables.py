@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from mimose.bench.analysis import Sheet, Spread, mean
 from mimose.bench.goals import goals
 from mimose.bench.workloads import PAPER_TASKS
-from mimose.budget import text_of
+from mimose.budget import GIB, text_of
 
 _RIVALS = ("torch-all", "hf", "hf-every-n", "static", "paper", "oracle", "plain")
-_GIB = 1 << 30
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -110,7 +109,7 @@ def _details(sheet: Sheet, task: str, budget: int, name: str) -> list[str]:
         against.text() if against else "–",
         middle.text(1) if middle else "–",
         str(sheet.out_of_memory(task, budget, name)),
-        f"{peak / _GIB:.3f}",
+        f"{peak / GIB:.3f}",
         f"{held / budget:.3f}",
         f"{statistics.fmean(done) / blocks:.0%}" if done else "–",
         f"{difference:.2g}" if difference is not None else "–",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
+from mimose.budget import GIB
 from mimose.report import Stats
 from mimose.session import Mimose
-
-_GIB = 1 << 30
 
 
 @final
@@ -22,7 +21,7 @@ class Interval:
         now, before = handle.stats(), self._before
         self._before = now
         row = {
-            "mimose/peak_gib": now.peak_bytes / _GIB,
+            "mimose/peak_gib": now.peak_bytes / GIB,
             "mimose/observed_steps": float(now.observed_steps - before.observed_steps),
             "mimose/recoveries": float(now.recoveries),
         }
@@ -44,4 +43,4 @@ def _of_last_plan(stats: Stats) -> dict[str, float]:
         "mimose/predicted_peak_gib": stats.last_predicted_peak_bytes,
         "mimose/real_peak_gib": stats.last_real_peak_bytes,
     }
-    return {name: value / _GIB for name, value in known.items() if value is not None}
+    return {name: value / GIB for name, value in known.items() if value is not None}
