@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -13,9 +15,40 @@ import pytest
 import torch
 
 import compare
+from mimose.clock import Clock
 
 torch.set_num_threads(1)
 HERE = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--unsteady",
+        type=int,
+        metavar="SEED",
+        help="measured times and garbage collections by chance: no test may depend on either",
+    )
+
+
+@pytest.fixture(autouse=True)
+def _as_on_another_machine(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    seed = request.config.getoption("--unsteady")
+    if seed is None:
+        yield
+        return
+    dice = random.Random(f"{seed} {request.node.nodeid}")
+    steady, former = Clock.seconds, gc.get_threshold()
+
+    def seconds(clock: Clock, start: Any, end: Any) -> float | None:
+        took = steady(clock, start, end)
+        return None if took is None else took * 4 ** dice.uniform(-1, 1)
+
+    monkeypatch.setattr(Clock, "seconds", seconds)
+    gc.set_threshold(dice.choice([50, 700, 10_000_000]))
+    yield
+    gc.set_threshold(*former)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,6 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _same_start_and_clean_end() -> Iterator[None]:
+    gc.collect()  # on a CPU memory is counted by process: no test may find another one's rubbish
+    gc.freeze()  # what lives on (modules, mostly) is not looked through again
     torch.manual_seed(0)
     random.seed(0)
     yield

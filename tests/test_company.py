@@ -7,7 +7,7 @@ import gc
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,15 +16,8 @@ from torch import nn
 
 import mimose
 import models
-from collecting import swift
 from compare import Storages, assert_same_gradients, live_tensors, no_hooks
 from training import Batch, task, texts, train
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _swift() -> Iterator[None]:
-    with swift():
-        yield
 
 
 def loader(batches: list[Batch]) -> Any:

@@ -17,7 +17,7 @@ from mimose.memory import Meter, Reading
 from mimose.plan import Plan
 from mimose.timeline import levels
 from parts import Layer
-from training import Batch, texts, tight_budget
+from training import Batch, adamw, texts, tight_budget
 
 WIDTH = 16
 
@@ -58,7 +58,6 @@ def train(
 ) -> tuple[list[float], list[int]]:
     """Losses, and the real peaks of all steps under `handle`."""
     torch.manual_seed(1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses, peaks = [], []
 
     def step(batch: Batch) -> float:
@@ -66,12 +65,13 @@ def train(
         loss.backward()
         return loss.item()
 
-    for batch in batches:
-        losses.append(step(batch) if handle is None else handle.retry(step, batch))
-        optimizer.step()
-        optimizer.zero_grad()
-        if handle is not None:
-            peaks.append(handle.stats().last_real_peak_bytes or 0)
+    with adamw(model) as optimizer:
+        for batch in batches:
+            losses.append(step(batch) if handle is None else handle.retry(step, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+            if handle is not None:
+                peaks.append(handle.stats().last_real_peak_bytes or 0)
     return losses, peaks
 
 

@@ -6,7 +6,7 @@ import copy
 import gc
 import random
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,21 +16,14 @@ from torch import nn
 
 import mimose
 import models
-from collecting import swift
 from compare import Storages, assert_same_buffers, assert_same_gradients, live_tensors, same
 from mimose.control import task_id
 from mimose.errors import OutOfMemory
 from mimose.steps import PlannedStep
 from parts import Layer
-from training import Batch, labelled, lengths, task, texts, tight_budget
+from training import Batch, adamw, labelled, lengths, task, texts, tight_budget
 
 Step = Callable[[nn.Module, Batch], float]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _swift() -> Iterator[None]:
-    with swift():
-        yield
 
 
 class Fuse:
@@ -95,14 +88,14 @@ def train(
     set_to_none: bool = True,
 ) -> list[Any]:
     seed_all()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses: list[Any] = []
-    for i, batch in enumerate(batches):
-        before(i)
-        losses.append(call(step, model, batch))
-        if (i + 1) % micro_steps == 0:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=set_to_none)
+    with adamw(model) as optimizer:
+        for i, batch in enumerate(batches):
+            before(i)
+            losses.append(call(step, model, batch))
+            if (i + 1) % micro_steps == 0:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=set_to_none)
     return [*losses, draws()]
 
 

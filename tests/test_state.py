@@ -18,6 +18,7 @@ from mimose.errors import MimoseWarning
 from parts import bf16
 from training import (
     Batch,
+    adamw,
     bert,
     labelled,
     peak_of_plain,
@@ -254,7 +255,6 @@ def test_numbers_that_are_merely_wrong_cost_no_step_and_no_bit() -> None:
     with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
         handle.load_state_dict(state)
         torch.manual_seed(1)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         losses = []
 
         def step(batch: Batch) -> float:
@@ -262,10 +262,11 @@ def test_numbers_that_are_merely_wrong_cost_no_step_and_no_bit() -> None:
             loss.backward()
             return loss.item()
 
-        for batch in batches:
-            losses.append(handle.retry(step, batch))
-            optimizer.step()
-            optimizer.zero_grad()
+        with adamw(model) as optimizer:
+            for batch in batches:
+                losses.append(handle.retry(step, batch))
+                optimizer.step()
+                optimizer.zero_grad()
         stats = handle.stats()
     assert losses == expected
     assert stats.recoveries < 5

@@ -60,17 +60,27 @@ def train(
 ) -> list[float]:
     """Train from a fixed seed; the losses."""
     torch.manual_seed(1)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     losses = []
-    for i, batch in enumerate(batches):
-        loss = loss_of(model, batch)
-        loss.backward()
-        losses.append(loss.item())
-        if (i + 1) % micro_steps == 0:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=set_to_none)
-        after_step()
+    with adamw(model) as optimizer:
+        for i, batch in enumerate(batches):
+            loss = loss_of(model, batch)
+            loss.backward()
+            losses.append(loss.item())
+            if (i + 1) % micro_steps == 0:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=set_to_none)
+            after_step()
     return losses
+
+
+@contextmanager
+def adamw(model: nn.Module) -> Iterator[torch.optim.AdamW]:
+    """Its state goes at the end: by itself it would go with some later garbage collection."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    try:
+        yield optimizer
+    finally:
+        optimizer.state.clear()
 
 
 @contextmanager

@@ -25,7 +25,6 @@ from harness import Outcome, Trial, least_peak  # noqa: E402
 
 import mimose  # noqa: E402
 import models  # noqa: E402
-from collecting import swift  # noqa: E402
 from training import peak_of_plain, texts  # noqa: E402
 
 _CHECKS = 10
@@ -39,15 +38,17 @@ _LOG_BYTES = 300
 def faults(count: int, seed: int) -> None:
     """Random trials until this many faults have happened."""
     total, trials, began = Outcome(), 0, time.perf_counter()
-    with swift():
-        while total.faults < count:
-            outcome = Trial.of(seed + trials).run()
-            total.faults += outcome.faults
-            total.lost += outcome.lost
-            total.recoveries += outcome.recoveries
-            trials += 1
-            if trials % 50 == 0:
-                print(f"{total.faults} faults, seeds to {seed + trials - 1}", flush=True)
+    gc.collect()
+    gc.freeze()  # each recovery collects garbage: what was there before is passed over
+    while total.faults < count:
+        outcome = Trial.of(seed + trials).run()
+        total.faults += outcome.faults
+        total.lost += outcome.lost
+        total.recoveries += outcome.recoveries
+        trials += 1
+        if trials % 50 == 0:
+            print(f"{total.faults} faults, seeds to {seed + trials - 1}", flush=True)
+    gc.unfreeze()
     print(
         f"{total.faults} faults in {trials} trials (seeds {seed} to {seed + trials - 1}): "
         f"{total.recoveries} recoveries, {total.lost} errors raised as they should be, "
