@@ -27,7 +27,7 @@ demo: $(VENV)/.base
 	$(BIN)/mimose demo
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -6,7 +6,6 @@ import gc
 import os
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -18,7 +17,6 @@ import compare
 from mimose.clock import Clock
 
 torch.set_num_threads(1)
-HERE = Path(__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,17 +49,14 @@ def _as_on_another_machine(
     gc.set_threshold(*former)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two halves for two processes: on a CPU memory is counted by process, so order matters."""
-    for item in items:
-        half = "core" if item.path.parent == HERE else "folders"
-        item.add_marker(pytest.mark.xdist_group(half))
+@pytest.fixture(autouse=True)
+def _no_rubbish() -> None:
+    gc.collect()  # on a CPU memory is counted by process: no test may find another one's rubbish
+    gc.freeze()  # what lives on (modules, mostly) is not looked through again
 
 
 @pytest.fixture(autouse=True)
 def _same_start_and_clean_end() -> Iterator[None]:
-    gc.collect()  # on a CPU memory is counted by process: no test may find another one's rubbish
-    gc.freeze()  # what lives on (modules, mostly) is not looked through again
     torch.manual_seed(0)
     random.seed(0)
     yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import logging
 import re
@@ -25,6 +24,7 @@ from training import (
     counted,
     labelled,
     lengths,
+    once,
     peak_of_plain,
     places,
     seats,
@@ -104,9 +104,8 @@ def test_predicted_peaks_hold_for_sizes_never_seen(name: str) -> None:
     predictions.assert_exact(steps=15)
 
 
-@functools.cache
+@once
 def _plain_run() -> tuple[nn.Module, list[dict[str, torch.Tensor]], list[float], int]:
-    torch.manual_seed(0)
     model, batches = models.Encoder(), texts(lengths(300, 8, 40), batch=2)
     return model, batches, train(copy.deepcopy(model), batches), tight_budget(model, batches[:40])
 

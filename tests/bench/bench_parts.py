@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-
 from mimose.bench.arena import Arena, Conditions
 from mimose.bench.budgets import Asked, Limit, limits
 from mimose.bench.contestants import Match, contestant_named
 from mimose.bench.harness import Run, run
 from mimose.bench.survey import Survey, survey
 from mimose.bench.workloads import TASKS
+from training import once
 
 STEPS = 10
 
 
-@functools.cache
+@once
 def arena(task: str, steps: int = STEPS) -> Arena:
     return Arena(TASKS[task], Conditions(device="cpu", steps=steps, small=True))
 
 
-@functools.cache
+@once
 def surveyed(task: str) -> Survey:
     return survey(arena(task))
 
@@ -35,7 +34,7 @@ def half_tight(task: str) -> int:
     return limit.total_bytes
 
 
-@functools.cache
+@once
 def trained(contestant: str, task: str = "QA-Bert") -> Run:
     match = Match(arena(task), surveyed(task), half_tight(task))
     return run(contestant_named(contestant), match)

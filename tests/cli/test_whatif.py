@@ -83,7 +83,7 @@ def test_the_largest_length_fits_and_a_longer_one_does_not(question: Question) -
     assert row.largest.extrapolated
     room = budget * (1 - question.outlook.reserve_share)
     peaks = []
-    for length in (int(0.97 * row.largest.length), int(1.06 * row.largest.length)):
+    for length in (int(0.97 * row.largest.length), int(1.1 * row.largest.length)):
         with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
             train(model, texts([length]))
             with counted() as counter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,9 +73,8 @@ def fit(
     return trainer
 
 
-@functools.cache
+@training.once
 def batches() -> list[training.Batch]:
-    torch.manual_seed(0)
     return training.texts(training.lengths(14))
 
 

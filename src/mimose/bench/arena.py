@@ -71,6 +71,7 @@ class Arena:
     @contextlib.contextmanager
     def trainee(self) -> Iterator[Trainee]:
         """A fresh model with its optimizer, in an emptied device; gone at the end."""
+        gc.collect()  # what the one before left in cycles
         empty_cache(self.device)
         trainee = Trainee(self)
         try:
