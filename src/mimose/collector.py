@@ -35,6 +35,7 @@ class _Seen:
 
     key: Run
     gradient_bytes: int
+    """Of its parameters; not told where gradients come into being, which `born` tells of."""
     input_bytes: int
     start: int
     forward: int = 0
@@ -107,7 +108,7 @@ class Ride(Listener):
         self._spoiled |= seat.trusted is None  # its first run is a rehearsal as well
         given = bytes_given(args, kwargs)
         start = reading.in_use - self._base
-        gradient_bytes = _gradient_bytes(seat.module)
+        gradient_bytes = 0 if self._born_in_step else _gradient_bytes(seat.module)
         run = _Seen((seat.index, nth), gradient_bytes, given, start)
         self._runs.append(run)
 
@@ -264,7 +265,7 @@ class Ride(Listener):
     def _note_born(self) -> None:
         still = [p for p in self._missing if p.grad is None]
         if len(still) < len(self._missing):
-            self._born += bytes_of(self._missing) - bytes_of(still)
+            self._born += bytes_of(p for p in self._missing if p.grad is not None)
             self._missing = still
 
 

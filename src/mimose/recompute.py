@@ -124,10 +124,12 @@ class Frame:
         "early_stop",
         "function",
         "held",
+        "in_use",
         "keeping",
         "listener",
         "misfits",
         "name",
+        "node",
         "rebuilt",
         "run_id",
         "shapes",
@@ -174,6 +176,9 @@ class Frame:
         self.misfits: list[tuple[int, torch.Tensor]] = []
         self.complete = False
         self.run_id: object = None
+        self.node = -1
+        self.in_use: list[torch.Tensor] = []
+        """What the node of that number has unpacked and is working with; while observing."""
 
     def forward(self, args: Any, kwargs: Any) -> Any:
         cuda_was_up = torch.cuda.is_initialized()
@@ -257,8 +262,23 @@ class Frame:
         if run == _OUTSIDE:  # nobody will come for the others
             self._forget_rebuilt()
         elif self.listener is not None:
-            _hold_until_used(tensor)
+            self._hold_until_used(tensor)
         return tensor
+
+    def _hold_until_used(self, tensor: torch.Tensor) -> None:
+        """Keep a rebuilt tensor alive for as long as a kept one would be: to the end of its node.
+
+        While observing only. A node lets go of what it unpacked as it goes along; what was kept
+        stays until it is done, and a workspace that it takes in between then comes on top.
+        """
+        node = _current_node()
+        if node is None:
+            return
+        number = node._sequence_nr()
+        if number != self.node:  # the first tensor that this one unpacks
+            self.node, self.in_use = number, (box := [])
+            node.register_hook(lambda *_: box.clear())
+        self.in_use.append(tensor)
 
     def _kept(self, index: int) -> torch.Tensor:
         tensor = self.rebuilt[index]
@@ -432,18 +452,6 @@ _exec_group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lamb
 
 
 _current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
-
-
-def _hold_until_used(tensor: torch.Tensor) -> None:
-    """Keep a rebuilt tensor alive for as long as a kept one would be: to the end of its node.
-
-    While observing only. A node lets go of what it unpacked as it goes along; what was kept stays
-    until it is done, and a workspace that it takes in between then comes on top.
-    """
-    node = _current_node()
-    if node is not None:
-        box = [tensor]
-        node.register_hook(lambda *_: box.clear())
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

@@ -63,7 +63,7 @@ class Stats:
     @property
     def recompute_share(self) -> float:
         """The share of time spent recomputing in planned steps."""
-        return self.recompute_seconds / self.seconds if self.seconds else 0.0
+        return min(1.0, self.recompute_seconds / self.seconds) if self.seconds else 0.0
 
     def step_opened(self, step: Step, reading: Reading, planning_seconds: float) -> None:
         now = time.perf_counter()

@@ -33,7 +33,7 @@ class Interval:
         seconds = now.seconds - before.seconds
         if seconds > 0:
             spent = now.recompute_seconds - before.recompute_seconds
-            row["mimose/recompute_share"] = spent / seconds
+            row["mimose/recompute_share"] = min(1.0, spent / seconds)
         return row
 
 
