@@ -21,6 +21,7 @@ import torch
 
 import mimose
 from common import circumstances, save, spread
+from mimose.bench.circumstances import settle_device
 from mimose.estimator import with_shared_times
 from mimose.memory import meter_for
 from mimose.observations import StepObservation
@@ -187,8 +188,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--autocast", action="store_true", help="bf16 autocast")
     options = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.backends.cuda.matmul.allow_tf32 = True
+    device = settle_device(None)
     results: dict[str, Any] = {
         "benchmark": "planner_quality",
         **circumstances(options.commit),

@@ -29,6 +29,7 @@ from torch import nn
 
 import mimose
 from common import circumstances, save
+from mimose.bench.circumstances import settle_device
 from mimose.bench.workloads import LENGTHS
 from mimose.memory import meter_for
 from tasks import TASKS
@@ -220,6 +221,7 @@ def train(case: Case, steps: int, deadline: float) -> dict[str, Any]:
         held = max(held, meter.read().peak_held)
     torch.cuda.synchronize()
     stats, after = handle.stats(), meter.read()
+    held = max(held, stats.peak_held_bytes)  # an observed step resets the allocator's peaks
     handle.detach()
     return {
         "steps": done,
@@ -259,6 +261,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0, help="of each case's steps")
     parser.add_argument("--time-limit", type=float, default=float("inf"), help="seconds in all")
     options = parser.parse_args()
+    settle_device("cuda")
     deadline = time.perf_counter() + options.time_limit
     results = {"benchmark": "promise", **circumstances(options.commit), "cases": {}}
     for name in options.cases:

@@ -25,6 +25,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from common import circumstances, llama_1b, save, spread
+from mimose.bench.circumstances import settle_device
 from mimose.bench.workloads import LENGTHS
 from mimose.integrations.huggingface import enable
 
@@ -147,6 +148,7 @@ def main() -> None:
     parser.add_argument("--budget-gib", type=float, default=9.65)
     parser.add_argument("--tiny", action="store_true", help="a small model, for a CPU")
     options = parser.parse_args()
+    settle_device(None)
     budget = int(options.budget_gib * 2**30)
     runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     results = {"benchmark": "trainer_sft", **circumstances(options.commit), "budget": budget}

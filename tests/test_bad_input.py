@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import offload_wrapper
 
 import mimose
 import models
@@ -22,6 +24,10 @@ from mimose.errors import (
     MimoseError,
     MimoseWarning,
 )
+from mimose.plan import Plan
+from mimose.planners import Optimal, Static
+from mimose.playback import read_recording
+from mimose.timeline import Profile
 from training import bert, labelled, peak_of_recomputing, places, task, texts, train
 
 # What cannot be read
@@ -62,7 +68,13 @@ def test_malformed_budget_is_refused_with_the_spelling_that_works(budget: Any, r
     [
         ({"planner": "best"}, ArgumentError, "'best' is none of 'optimal', 'greedy'"),
         ({"planner": object()}, ArgumentError, "plan(profile, available_bytes)"),
+        ({"planner": Optimal}, ArgumentError, "Optimal is a class: give an instance"),
         ({"collector": "walk"}, ArgumentError, "'walk' is neither 'ride' nor 'shuttle'"),
+        ({"collector": []}, ArgumentError, "neither 'ride' nor 'shuttle'"),
+        ({"enforce": "no"}, ArgumentError, "'no' is neither True nor False"),
+        ({"input_size": 3}, ArgumentError, "input_size=3 is no function"),
+        ({"record": 3}, ArgumentError, "record=3 is no path"),
+        ({"blocks": 3}, BlocksError, "blocks=3 selects nothing"),
         ({"blocks": "decoder.*"}, BlocksError, "decoder.*"),
         ({"blocks": nn.Conv2d}, BlocksError, "Conv2d"),
         ({"blocks": []}, BlocksError, "blocks"),
@@ -80,14 +92,132 @@ def test_unknown_name_is_refused_and_the_model_left_alone(
     assert places(model) == before
 
 
-def test_refused_attachment_leaves_the_former_one_in_place() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memory_budget": "lots"},
+        {"planner": "best"},
+        {"blocks": "decoder.*"},
+        {"record": "no/such/directory/run.jsonl"},
+        {"record": "."},
+    ],
+    ids=repr,
+)
+def test_refused_attachment_leaves_the_former_one_in_place(options: dict[str, Any]) -> None:
     model = models.Encoder()
     with mimose.auto_checkpoint(model, "1GiB") as handle:
-        with pytest.raises(BudgetError):
-            mimose.auto_checkpoint(model, "lots")
+        before = places(model)
+        with pytest.raises(MimoseError):
+            mimose.auto_checkpoint(model, **options)
         assert handle.attached
+        assert places(model) == before
         train(model, texts([20]))
         assert handle.stats().steps == 1
+
+
+def test_attachment_refused_for_what_was_wrapped_since_leaves_the_former_in_place() -> None:
+    model = models.Encoder()
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        before = places(model)
+        layers = model.encoder.layers
+        layers[1] = offload_wrapper(layers[1])
+        with pytest.raises(ConflictError, match="offloads"):
+            mimose.auto_checkpoint(model, "1GiB")
+        layers[1] = layers[1]._checkpoint_wrapped_module
+        assert handle.attached
+        assert places(model) == before
+
+
+def test_refused_attachment_leaves_an_earlier_recording_alone(tmp_path: Path) -> None:
+    model, file = models.Encoder(), tmp_path / "run.jsonl"
+    with mimose.auto_checkpoint(model, "1GiB", record=file):
+        train(model, texts([20]))
+    recorded = file.read_bytes()
+    with pytest.raises(ArgumentError):
+        mimose.auto_checkpoint(model, "1GiB", record=file, planner="best")
+    assert file.read_bytes() == recorded
+
+
+def test_attachment_that_replaces_another_takes_over_its_file(tmp_path: Path) -> None:
+    model, file = models.Encoder(), tmp_path / "run.jsonl"
+    mimose.auto_checkpoint(model, "1GiB", record=file)
+    train(model, texts([20, 30]))
+    with mimose.auto_checkpoint(model, "1GiB", record=file):
+        train(model, texts([40]))
+    assert [line.size.dims[1] for line in read_recording(file).steps] == [40]
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 8)) for _ in range(3))
+    )
+
+
+def test_lazy_model_is_refused_until_it_has_run_once() -> None:
+    model, batch = lazy(), torch.rand(4, 8)
+    with pytest.raises(ArgumentError, match=r"'0\.0\.weight' has no shape.*call the model once"):
+        mimose.auto_checkpoint(model, "1GiB")
+    with torch.no_grad():
+        model(batch)
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        for _ in range(4):
+            model(batch).sum().backward()
+            plain(batch).sum().backward()
+        assert handle.stats().planned_steps > 0
+    assert_same_gradients(model, plain)
+
+
+# Planners that fail
+
+
+class Absent:
+    def plan(self, profile: Profile, available_bytes: int) -> Any:
+        return None
+
+
+class TooShort:
+    def plan(self, profile: Profile, available_bytes: int) -> Plan:
+        return Plan((True,), 0, 0.0, True)
+
+
+class Raises:
+    def plan(self, profile: Profile, available_bytes: int) -> Plan:
+        raise ZeroDivisionError("of one's own")
+
+
+@pytest.mark.parametrize(
+    ("planner", "words"),
+    [
+        (Absent(), "planner Absent returned None, which is no Plan"),
+        (TooShort(), "planner TooShort returned a plan of 1 choices for 3 runs"),
+        (Raises(), "planner Raises raised ZeroDivisionError"),
+        (Static(Absent()), "planner Static raised AttributeError"),  # type: ignore[arg-type]
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_planner_that_gives_no_plan_is_named_once_and_training_goes_on(
+    planner: Any, words: str
+) -> None:
+    model, batches = models.Encoder(), texts([20, 20, 20, 30, 30, 30])
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, "1GiB", planner=planner) as handle:
+        with pytest.warns(MimoseWarning) as said:
+            losses = train(model, batches)
+        stats = handle.stats()
+        assert handle.explain(**batches[0]).plan.kept == 0
+    assert losses == train(plain, batches)
+    assert len(said) == 1
+    assert words in str(said[0].message)
+    assert stats.planned_steps > 0
+    assert stats.runs_kept == 0
+
+
+def test_recording_names_ones_own_planner(tmp_path: Path) -> None:
+    model, file = models.Encoder(), tmp_path / "run.jsonl"
+    with mimose.auto_checkpoint(model, "1GiB", planner=TooShort(), record=file):
+        train(model, texts([20]))
+    assert read_recording(file).header.planner == "too_short"
 
 
 @pytest.mark.parametrize("wrap", [lambda m: nn.DataParallel(m), lambda m: nn.Sequential(m, m)])

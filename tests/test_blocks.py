@@ -277,6 +277,14 @@ def test_selector_that_matches_nothing_is_an_error_that_shows_names(
         find_blocks(model, **{argument: selector})
 
 
+@pytest.mark.parametrize("argument", ["blocks", "exclude"])
+@pytest.mark.parametrize("selector", [3, [None], ["encoder.layers.0", 1.5]], ids=repr)
+def test_selector_that_selects_nothing_is_told_what_does(argument: str, selector: Any) -> None:
+    model, _ = models.encoder()
+    with pytest.raises(BlocksError, match=rf"{argument}=.* selects nothing: give a name or glob"):
+        find_blocks(model, **{argument: selector})
+
+
 def test_excluding_everything_is_an_error() -> None:
     model, _ = models.encoder()
     with pytest.raises(BlocksError, match="leaves no block"):

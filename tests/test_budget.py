@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +39,13 @@ IN_BYTES = {
 @pytest.mark.parametrize("written", IN_BYTES)
 def test_bytes_are_read(written: str | int | float) -> None:
     assert parse_budget(written) == Budget(total_bytes=IN_BYTES[written])
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, torch.tensor], ids=lambda k: k.__name__)
+def test_whole_numbers_of_any_kind_are_bytes(kind: Any) -> None:
+    budget = parse_budget(kind(3 << 30))
+    assert budget == Budget(total_bytes=3 << 30)
+    assert type(budget.total_bytes) is int
 
 
 @pytest.mark.parametrize(
@@ -70,6 +80,9 @@ MEANT = [
     ("2T", "2TiB"),
     ("7Gi", "7GiB"),
     ("7 gigs", "7GiB"),
+    ("2000000000", '2000000000, without quotes, or "1.86 GiB"'),
+    (2e9 + 0.5, '2000000000, without quotes, or "1.86 GiB"'),
+    (np.int64(7), '"7GiB"'),
 ]
 
 
@@ -84,13 +97,24 @@ def test_budget_without_a_unit_is_told_what_was_probably_meant(
 
 
 @pytest.mark.parametrize(
-    "written", ["abc", "", "GiB", "-6GiB", "6,5GiB", -1, 0, 0.0, True, False, None, [6], "0GiB"]
+    "written",
+    ["abc", "", "GiB", "-6GiB", "6,5GiB", -1, 0, 0.0, True, False, None, [6], "0GiB", np.True_],
 )
 def test_budget_that_cannot_be_read_is_told_what_can(written: object) -> None:
     with pytest.raises(BudgetError) as error:
         parse_budget(written)  # type: ignore[arg-type]
     assert f"memory_budget={written!r}" in str(error.value)
     assert all(way in str(error.value) for way in ('"6GiB"', '"512MiB"', '"80%"', '"auto"'))
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["9" * 400 + "GiB", "9" * 305 + "TiB", 10**400, 1e300, 1 << 61],
+    ids=lambda written: f"{type(written).__name__}{len(str(written))}",
+)
+def test_budget_beyond_all_devices_is_refused(written: str | float) -> None:
+    with pytest.raises(BudgetError, match=r"more than any device has: write"):
+        parse_budget(written)
 
 
 @pytest.mark.parametrize("written", ["120%", "0%", "100.1%"])
@@ -245,9 +269,11 @@ def test_reserve_starts_at_the_holes_of_the_allocators_pages_but_not_over_five_p
 
 def test_reserve_grows_past_its_cap_when_memory_ran_out() -> None:
     tight = reserve(fragments=False)
-    tight.ran_out(2)
+    for _ in range(2):
+        tight.ran_out()
     assert tight.bytes == 5_000
-    tight.ran_out(100)
+    for _ in range(100):
+        tight.ran_out()
     assert tight.bytes == 25_000
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import mimose
 from compare import Storages, live_tensors, no_hooks
 from mimose.attach import RECOMPUTE_EVERYTHING, Attachment
 from mimose.blocks import find_blocks
@@ -91,3 +94,14 @@ def test_no_memory_is_held_where_python_cannot_see_it(raising: bool) -> None:
         for _ in steps(attached, x, phases(raising)[:30]):
             pass
         assert storages.live() == 0
+
+
+def test_attaching_again_and_again_leaves_nothing_of_a_handle_behind() -> None:
+    attached, x = model(), torch.randn(3, 4)
+    handle = mimose.auto_checkpoint(attached, "1GiB", blocks=["0", "1", "2"])
+    handle.retry(lambda: attached(x).sum().backward())
+    settings = weakref.ref(handle._setting), weakref.ref(handle._keepsake)
+    handle.detach()
+    del handle
+    gc.collect()
+    assert [ref() for ref in settings] == [None, None]

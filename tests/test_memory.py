@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode_stack,
+    is_in_torch_dispatch_mode,
+)
+from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
 
+import mimose
 from mimose.errors import ConflictError
 from mimose.memory import CpuMeter, _StorageCounter, meter_for
 
@@ -144,6 +152,106 @@ def test_meter_that_is_closed_does_not_lift_the_limit_of_another() -> None:
             take(8)
     finally:
         second.close()
+
+
+# Beside the modes of others
+
+
+def modes() -> list[type]:
+    return [type(mode) for mode in _get_current_dispatch_mode_stack()]
+
+
+class Net(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(*(torch.nn.Linear(8, 8) for _ in range(3)))
+
+    def step(self, flops: Any = None) -> int:
+        """One step; the bytes in use in it, and at least some."""
+        with flops or nullcontext():
+            self(torch.ones(4, 8)).sum().backward()
+        return sum(p.nbytes for p in self.parameters())
+
+
+def attached(model: Net) -> mimose.session.Mimose:
+    return mimose.auto_checkpoint(model, "1GiB", blocks=torch.nn.Linear)
+
+
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_mode_of_others_around_any_step_is_left_and_sees_that_step_only(at: int) -> None:
+    model, flops = Net(), FlopCounterMode(display=False)
+    counts = []
+    with attached(model) as handle:
+        for step in range(6):
+            least = model.step(flops if step == at else None)
+            counts.append(flops.get_total_flops())
+            assert modes() == [_StorageCounter]
+        assert handle.stats().peak_bytes >= least
+        assert handle.stats().planned_steps > 0
+        read = handle._setting.meter.read
+        before = read().in_use
+        ballast = take(4)
+        assert read().in_use - before == ballast.nbytes
+    assert modes() == []
+    assert counts[:at] == [0] * at
+    assert counts[at] > 0
+    assert counts[at:] == [counts[at]] * (6 - at)
+
+
+def test_mode_of_others_around_all_of_it_goes_on_after_detach() -> None:
+    model, flops = Net(), FlopCounterMode(display=False)
+    with flops:
+        with attached(model) as handle:
+            for _ in range(4):
+                least = model.step()
+            assert handle.stats().peak_bytes >= least
+        assert modes() == [_FlopCounterMode]
+        count = flops.get_total_flops()
+        model.step()
+        assert flops.get_total_flops() > count
+    assert modes() == []
+    assert _StorageCounter._shared is None
+
+
+def test_mode_of_others_that_is_entered_before_detach_and_left_after_it_is_its_own() -> None:
+    model, flops = Net(), FlopCounterMode(display=False)
+    handle = attached(model)
+    model.step()
+    with flops:
+        handle.detach()
+        assert modes() == [_FlopCounterMode]
+        model.step()
+    assert flops.get_total_flops() > 0
+    assert modes() == []
+
+
+def test_what_torch_knows_of_modes_is_right_after_each() -> None:
+    def known() -> bool:
+        return bool(is_in_torch_dispatch_mode())
+
+    with FlopCounterMode(display=False):
+        meter = CpuMeter()
+        assert known()
+    assert known()
+    with FlopCounterMode(display=False):
+        meter.close()
+        assert known()
+    assert not known()
+
+
+def test_meter_closed_in_a_backward_counts_nothing_and_the_next_takes_its_mode_over() -> None:
+    meter = CpuMeter()
+    x = torch.ones(4, requires_grad=True)
+    x.register_hook(lambda _: meter.close())
+    x.sum().backward()
+    before, mode = meter.read().in_use, meter._mode
+    ballast = take(4)
+    assert meter.read().in_use == before
+    following = CpuMeter()
+    assert following._mode is mode
+    assert following.read().in_use - before == ballast.nbytes + x.grad.nbytes
+    following.close()
+    assert modes() == []
+    assert _StorageCounter._shared is None
 
 
 def test_limit_raises_out_of_memory_until_it_is_lifted(meter: CpuMeter) -> None:

@@ -19,6 +19,7 @@ import models
 from compare import Storages, assert_same_buffers, assert_same_gradients, live_tensors, same
 from mimose.control import task_id
 from mimose.errors import OutOfMemory
+from mimose.failure import is_out_of_memory
 from mimose.steps import PlannedStep
 from parts import Layer
 from training import Batch, adamw, labelled, lengths, task, texts, tight_budget
@@ -383,6 +384,71 @@ def test_error_without_words_is_out_of_memory_as_well() -> None:
         for batch in texts([20] * 3):
             one_backward(model, batch)
         assert handle.retry(step, texts([20])[0]) == 7.0
+
+
+def test_convolution_that_finds_no_engine_has_run_out_of_memory() -> None:
+    words = "GET was unable to find an engine to execute this computation"
+    assert is_out_of_memory(RuntimeError(words))
+    assert not is_out_of_memory(ValueError(words))
+
+
+def fails_once(model: nn.Module, before: Callable[[], Any] = lambda: None) -> Callable[..., None]:
+    """A step that runs out of memory after its first backward."""
+    attempts: list[int] = []
+
+    def step(x: torch.Tensor) -> None:
+        attempts.append(1)
+        if len(attempts) == 1:
+            before()
+        model(x).sum().backward()
+        if len(attempts) == 1:
+            raise torch.OutOfMemoryError("the fuse is blown")
+
+    return step
+
+
+def chain() -> nn.Sequential:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
+
+
+def test_gradients_of_parameters_that_took_another_s_place_are_right() -> None:
+    model, x = chain(), torch.rand(2, 4)
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        handle.retry(lambda: model(x).sum().backward())
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+        model.zero_grad()
+        handle.retry(fails_once(model), x)
+        handle.retry(fails_once(model), x)
+    for _ in range(2):
+        plain(x).sum().backward()
+    assert_same_gradients(model, plain)
+
+
+def test_gradients_of_a_part_that_is_added_in_the_attempt_are_right() -> None:
+    model, x = chain(), torch.rand(2, 4)
+    added = nn.Linear(4, 4)
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        handle.retry(lambda: model(x).sum().backward())
+        model.zero_grad()
+        handle.retry(fails_once(model, lambda: model.append(added)), x)
+    ours = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    model(x).sum().backward()
+    for mine, parameter in zip(ours, model.parameters(), strict=True):
+        assert mine is not None
+        assert torch.equal(mine, parameter.grad)
+
+
+def test_gradient_of_a_frozen_parameter_stays() -> None:
+    model, x = chain(), torch.rand(2, 4)
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        handle.retry(lambda: model(x).sum().backward())
+        model[0].requires_grad_(False)
+        former = model[0][0].weight.grad
+        handle.retry(fails_once(model), x)
+        assert model[0][0].weight.grad is former
 
 
 def test_step_that_changed_parameters_is_not_run_again() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -16,7 +18,7 @@ import models
 from mimose.regime import Lookout
 from mimose.report import Stats
 from parts import bf16
-from training import Batch, bert, labelled, peak_of_plain, texts, tight_budget
+from training import Batch, bert, labelled, peak_of_plain, texts, tight_budget, train
 
 Change = Callable[[nn.Module], Any]
 
@@ -331,3 +333,22 @@ def test_changes_again_and_again_are_all_noticed() -> None:
         assert sum(run.observed) <= 3
         assert min(run.errors[-6:]) >= -0.003
     assert run.finish().peak_bytes <= budget
+
+
+def test_parameters_that_take_others_places_are_looked_at_and_the_old_ones_let_go() -> None:
+    model, batches = Stack(), texts([40] * 20)
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        train(model, batches[:3])
+        old = [weakref.ref(parameter) for parameter in model.parameters()]
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+        train(model, batches)
+        model.zero_grad()
+        gc.collect()
+        assert not any(ref() is not None for ref in old)
+        assert handle._setting is not None
+        assert all(handle._setting.gradients.missing())
+        before = handle.stats().observed_steps
+        next(model.children()).requires_grad_(False)
+        train(model, batches[:1])
+        assert handle.stats().observed_steps == before + 1

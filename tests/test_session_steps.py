@@ -12,6 +12,7 @@ from torch import nn
 import mimose
 import models
 from compare import assert_same_gradients
+from mimose.steps import ObservedStep
 from parts import Counted
 from training import (
     Batch,
@@ -248,6 +249,77 @@ def test_output_that_the_loop_still_holds_is_counted_for_what_it_is(name: str, v
     batches = [{"input_ids": torch.randint(5, 50, size)} for size in sizes]
     batches = [{**batch, "labels": batch["input_ids"]} for batch in batches]
     assert_trains_as_plain(model, batches, loss_of=loss_of)
+
+
+def test_outputs_of_varying_size_that_the_loop_holds_do_not_make_every_step_a_new_plan() -> None:
+    model, _ = models.ALL["gpt2"]()
+    with mimose.auto_checkpoint(model, "16MiB") as handle:
+        for length in lengths(60, 60, 90):
+            ids = torch.randint(5, 50, (8, length))
+            out = model(input_ids=ids, labels=ids)  # the old one dies when this is there
+            out.loss.backward()
+            model.zero_grad()
+        stats = handle.stats()
+    assert stats.planned_steps > 50
+    assert stats.cache_misses < 0.7 * stats.planned_steps
+
+
+class Box:
+    """Holds a tensor where nobody looks."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+class Boxed(nn.Linear):
+    def forward(self, box: Box) -> Box:
+        return Box(super().forward(box.x).tanh())
+
+
+class OfBoxes(nn.Module):
+    """Its blocks show no tensor; it does, or not."""
+
+    def __init__(self, *, shows: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Boxed(4, 4) for _ in range(3))
+        self.shows = shows
+
+    def forward(self, x: torch.Tensor) -> Any:
+        box = Box(x)
+        for layer in self.layers:
+            box = layer(box)
+        return box.x if self.shows else box
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_steps_of_blocks_that_show_no_tensor_are_told_apart(shows: bool) -> None:
+    model = OfBoxes(shows=shows)
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, "1GiB", blocks=Boxed) as handle:
+        for i in range(8):
+            for each in (model, plain):
+                out = each(torch.full((2, 4), float(i)))
+                (out if shows else out.x).sum().backward()
+        stats, step = handle.stats(), handle._step
+    assert_same_gradients(model, plain)
+    assert stats.steps == 8
+    assert stats.planned_steps == (6 if shows else 0)
+    if not shows:
+        assert isinstance(step, ObservedStep)
+        assert len(step.ride.pattern) == 3
+
+
+def test_the_largest_size_seen_is_planned_even_if_it_does_not_fit() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(3)))
+    with mimose.auto_checkpoint(model, "1MiB") as handle:
+        for rows in (600, 700, 800, 900, 1001):
+            model(torch.rand(rows, 8, 32)).sum().backward()
+        assert handle._scheduler.knowledge.ready
+        before = handle.stats()
+        with pytest.warns(mimose.errors.MimoseWarning, match="raise memory_budget"):
+            train(model, [{"x": torch.rand(1001, 8, 32)}] * 4, loss_of=lambda m, b: m(b["x"]).sum())
+        after = handle.stats()
+    assert after.observed_steps == before.observed_steps
 
 
 def test_users_own_input_size_decides_which_batches_are_alike() -> None:

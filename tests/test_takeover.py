@@ -48,6 +48,31 @@ def flags(model: nn.Module) -> list[bool]:
     ]
 
 
+def test_flag_that_is_switched_on_in_the_middle_of_training_is_taken_over() -> None:
+    model, batch = models.ALL["bert"]()
+    plain = copy.deepcopy(model)
+    handle = mimose.auto_checkpoint(model, "1GiB")
+    for each in (model, plain):
+        torch.manual_seed(1)
+        for i in range(6):
+            if i == 3:
+                each.gradient_checkpointing_enable()
+            models.loss_of(each, batch).backward()
+    assert_same_gradients(model, plain)
+    assert not any(flags(model))
+    handle.detach()
+    assert any(flags(model))
+
+
+def test_flag_that_is_switched_off_while_attached_stays_off() -> None:
+    model, _ = models.ALL["bert"]()
+    model.gradient_checkpointing_enable()
+    handle = mimose.auto_checkpoint(model, "1GiB")
+    model.gradient_checkpointing_disable()
+    handle.detach()
+    assert not any(flags(model))
+
+
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "swin"])
 def test_flag_of_transformers_is_off_while_attached_and_on_again_after(name: str) -> None:
     model, batch = models.ALL[name]()

@@ -9,10 +9,10 @@ call and the compiler never sees the plan.
 
 from __future__ import annotations
 
+import functools
 import inspect
-import random
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -24,10 +24,11 @@ from mimose.bypass import refuse_in_compiled_code
 from mimose.control import Listener, watch_backward
 from mimose.errors import ConflictError, warn
 from mimose.ranks import Spoken
-from mimose.recompute import Frame, foreign_hooks, hide_from_compiler
+from mimose.recompute import Found, Frame, foreign_hooks, hide_from_compiler
 from mimose.rehearsal import Rehearsal
 from mimose.rescue import Guard
 from mimose.takeover import Takeover
+from mimose.traces import Exchanged, FirstLook, Imprint, Traces, parameter_places
 
 
 class Director(Protocol):
@@ -106,13 +107,25 @@ class BlockSeat(Seat):
         "index",
         "listener",
         "name",
+        "parameters",
+        "quiet",
         "run",
         "speaks_to",
+        "stops",
+        "traces",
         "trusted",
     )
 
-    def __init__(self, block: Block, index: int, director: Director) -> None:
+    def __init__(
+        self,
+        block: Block,
+        index: int,
+        director: Director,
+        stops: dict[type[nn.Module], bool] | None = None,
+    ) -> None:
         super().__init__(block.module)
+        self.stops = {} if stops is None else stops
+        """Whether an early stop spares anything, by kind of block: counting is slow."""
         self.name = block.name
         self.index = index
         self.director = director
@@ -129,6 +142,11 @@ class BlockSeat(Seat):
         """Whether the coming run, if it is kept, is near the limit; the director sets it."""
         self.early_stop = True
         self.changing: list[Place] = []
+        """The buffers that its forward changes."""
+        self.quiet: list[Place] = []
+        """Those that it has left alone so far."""
+        self.traces = Traces()
+        self.parameters: list[tuple[dict[str, Any], str]] = []
         self.speaks_to: frozenset[int] = frozenset()
         """The ranks that take part in collectives of its forward, found out on its first run."""
 
@@ -139,11 +157,17 @@ class BlockSeat(Seat):
             if torch.compiler.is_exporting():
                 return self.plain(args, kwargs)
             refuse_in_compiled_code()
+        if under_transform():
+            return self.plain(args, kwargs)
+        bound = False
         if self.cache_positions is not None:
-            args, kwargs = _without_cache(self.module, self.cache_positions, args, kwargs)
-        if self.director.recompute(self, args, kwargs) and self.trusted is not False:
+            bound = _brings_a_past(self.cache_positions, args, kwargs)
+            if not bound:
+                args, kwargs = _without_cache(self.module, self.cache_positions, args, kwargs)
+        again = self.director.recompute(self, args, kwargs)
+        if again and self.trusted is not False and not bound:
             out = self._recomputed(args, kwargs)
-        elif self.guarded and self.trusted and self._may_run_twice:
+        elif self.guarded and self.trusted and self._may_run_twice and not bound:
             out = self._kept_if_it_fits(args, kwargs)
         else:
             out = self.plain(args, kwargs)
@@ -160,15 +184,37 @@ class BlockSeat(Seat):
         if self.trusted is None:
             return None
         names = {id(m): name for name, m in self.module.named_modules()}
-        changing = [[names[id(m)], name] for m, name in self.changing if id(m) in names]
-        return {"trusted": self.trusted, "early_stop": self.early_stop, "changing": changing}
+
+        def named(places: Iterable[Place]) -> list[list[str]]:
+            return [[names[id(m)], name] for m, name in places if id(m) in names]
+
+        return {
+            "trusted": self.trusted,
+            "early_stop": self.early_stop,
+            "changing": named(self.changing),
+            "traces": named(self.traces.attributes),
+            "draws": self.traces.draws,
+        }
 
     def believe(self, verdict: Mapping[str, Any]) -> None:
-        """Take over the verdict of an earlier run of the same model: no need to try again."""
+        """Take over the verdict of an earlier run of the same model: no need to try again.
+
+        Unless it throws dice, or hooks inside it want to be heard first.
+        """
         parts = dict(self.module.named_modules())
-        self.changing = [(parts[str(at)], str(name)) for at, name in verdict["changing"]]
+        hooked = any(part._forward_hooks for name, part in parts.items() if name)
+        if hooked or verdict.get("draws", False):
+            return
+        changing = [(parts[str(at)], str(name)) for at, name in verdict["changing"]]
+        left = [(parts[str(at)], str(name)) for at, name in verdict.get("traces", ())]
+        self._settle(changing, Traces(tuple(left)))
         self.early_stop = bool(verdict["early_stop"])
         self.trusted = bool(verdict["trusted"])
+
+    def _settle(self, changing: list[Place], traces: Traces) -> None:
+        self.changing, self.traces = changing, traces
+        self.quiet = [place for place in places_in(self.module) if place not in changing]
+        self.parameters = parameter_places(self.module)
 
     @property
     def _may_run_twice(self) -> bool:
@@ -214,29 +260,58 @@ class BlockSeat(Seat):
     def _checkpointed(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self.trusted is None:
             return self._first_time(function, args, kwargs)
-        buffers = Snapshot(self.changing) if self.changing else None
-        frame = self._frame(function, args, kwargs, buffers=buffers)
-        return frame.forward(args, kwargs)
+        frame = self._frame(function, args, kwargs, found=self._found())
+        if not self.quiet:
+            return frame.forward(args, kwargs)
+        before = [(module._buffers[name], _version(module, name)) for module, name in self.quiet]
+        out = frame.forward(args, kwargs)
+        moved = [
+            place
+            for place, (buffer, version) in zip(self.quiet, before, strict=True)
+            if place[0]._buffers[place[1]] is not buffer or _version(*place) != version
+        ]
+        if moved:
+            frame.found = _Found((frame.found, Snapshot(moved)))
+            self._settle(self.changing + moved, self.traces)
+            warn(
+                f"block {self.name!r} changes its buffer {moved[0][1]!r} from now on, which it had "
+                "left alone: the recompute of this one step starts from the changed value"
+            )
+        return out
+
+    def _found(self) -> Found | None:
+        """What a forward that begins now finds, if a recompute may find something else."""
+        exchanged = Exchanged.among(self.parameters)
+        if not self.traces and exchanged is None:
+            return Snapshot(self.changing) if self.changing else None
+        return _Found((exchanged, Snapshot(self.changing), Imprint(self.traces)))
 
     def _first_time(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run, recompute at once and compare: what cannot be recomputed is found out here."""
         self._refuse_foreign_hooks()
-        buffers = Snapshot(places_in(self.module))
-        python_rng = random.getstate()
-        frame = self._frame(function, args, kwargs, buffers=buffers, keeping=True)
-        out = frame.forward(args, kwargs)
-        drew = random.getstate() != python_rng
+        buffers, look = Snapshot(places_in(self.module)), FirstLook(self.module)
+        exchanged = Exchanged.among(parameter_places(self.module))
+        frame = self._frame(function, args, kwargs, keeping=True)
+        with look.listening():
+            out = frame.forward(args, kwargs)
+        traces = look.traces()
+        frame.found = _Found((exchanged, buffers, look.imprint(traces)))
         spoken = Spoken()
         try:
-            rehearsal = Rehearsal(_DREW) if drew else self._rehearse(frame, out)
+            if look.changed_a_parameter:  # a second run would change it again
+                rehearsal = Rehearsal("it changes a frozen parameter")
+            else:
+                rehearsal = self._rehearse(frame, out)
         except torch.OutOfMemoryError:
             return out  # recomputed without a verdict; the next run is tried again
         self.speaks_to = spoken.to()
         if rehearsal.problem is None:
-            self.changing = list({*buffers.changed(), *norm_places(self.module)})
+            self._settle(list({*buffers.changed(), *norm_places(self.module)}), traces)
             self.trusted = True
             # Stopping takes an exception, tens of microseconds: only where it spares something.
-            self.early_stop = rehearsal.operators_after_last != 0
+            if rehearsal.operators_after_last is not None:
+                self.stops[type(self.module)] = rehearsal.operators_after_last != 0
+            self.early_stop = self.compiled is not None or self.stops[type(self.module)]
         else:
             self.trusted = False
             warn(
@@ -247,7 +322,8 @@ class BlockSeat(Seat):
         return out
 
     def _rehearse(self, frame: Frame, out: Any) -> Rehearsal:
-        return frame.rehearse(out, count_operators=self.compiled is None)
+        count = self.compiled is None and type(self.module) not in self.stops
+        return frame.rehearse(out, count_operators=count)
 
     def _frame(self, function: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Frame:
         return Frame(
@@ -272,12 +348,32 @@ class BlockSeat(Seat):
             )
 
 
+class _Found:
+    """Several things that a forward found, as one."""
+
+    __slots__ = ("_things",)
+
+    def __init__(self, things: Sequence[Found | None]) -> None:
+        self._things = [thing for thing in things if thing is not None]
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        for thing in self._things:
+            function = functools.partial(thing.run, function)
+        return function(*args)
+
+
+def _version(module: nn.Module, name: str) -> int:
+    buffer = module._buffers[name]
+    return -1 if buffer is None or buffer.is_inference() else buffer._version
+
+
 class Attachment:
     """A model's blocks with a seat on each, until `detach`."""
 
     def __init__(self, model: nn.Module, blocks: list[Block], director: Director) -> None:
         self.takeover = Takeover(model, blocks)
-        self.seats = [BlockSeat(block, index, director) for index, block in enumerate(blocks)]
+        stops: dict[type[nn.Module], bool] = {}
+        self.seats = [BlockSeat(block, i, director, stops) for i, block in enumerate(blocks)]
         self._looks = 0
         self.take_seats()
 
@@ -298,6 +394,16 @@ class Attachment:
         self.takeover.undo()
 
 
+_peek_transform: Callable[[], Any] = getattr(
+    torch._C._functorch, "peek_interpreter_stack", lambda: None
+)
+
+
+def under_transform() -> bool:
+    """Whether `torch.func` transforms this call, or it is traced: nothing can be planned there."""
+    return _peek_transform() is not None or torch._C._get_tracing_state() is not None
+
+
 class _Everything:
     """The director that recomputes every block."""
 
@@ -310,7 +416,6 @@ class _Everything:
 
 RECOMPUTE_EVERYTHING: Director = _Everything()
 
-_DREW = "it draws from Python's random module"
 _CACHES = ("past_key_values", "layer_past")
 
 
@@ -324,6 +429,14 @@ def _cache_positions(module: nn.Module) -> tuple[int, ...] | None:
         return None
     names = list(inspect.signature(module.forward).parameters)
     return tuple(i for i, name in enumerate(names) if name in _CACHES)
+
+
+def _brings_a_past(positions: tuple[int, ...], args: Any, kwargs: Any) -> bool:
+    """Whether a cache with something in it is given, a tuned prefix say: the block writes to it."""
+    given = [args[i] for i in positions if i < len(args)]
+    given += [kwargs[name] for name in _CACHES if name in kwargs]
+    lengths = [getattr(cache, "get_seq_length", int) for cache in given if cache is not None]
+    return any(length() > 0 for length in lengths)
 
 
 def _without_cache(

@@ -156,9 +156,16 @@ def _holds_stages(module: nn.Module) -> bool:
     children = [child for _, child in _parts(module)]
     if children and all(isinstance(child, nn.ModuleList) for child in children):
         return True  # nobody calls a ModuleList
-    if not all(any(_has_large_parts(m) for m in child.modules()) for child in children):
+    if not all(any(_is_stage_list(m) for m in child.modules()) for child in children):
         return False
     return len({_shapes(child) for child in children}) == len(children) > 0
+
+
+def _is_stage_list(module: nn.Module) -> bool:
+    """A list of large parts, of one kind or the only one: not a layer's own attention and MLP."""
+    kinds = Counter(type(part) for _, part in _parts(module)) if _is_list(module) else Counter()
+    alike = kinds.total() == 1 or any(count > 1 for count in kinds.values())
+    return alike and _has_large_parts(module)
 
 
 def _shapes(module: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -181,6 +188,11 @@ def _select(
     chosen: set[int] = set()
     modules = list(model.named_modules())
     for selector in selectors:
+        if not (isinstance(selector, (str, nn.Module)) or callable(selector)):  # a class is, too
+            raise BlocksError(
+                f"{argument}={selector!r} selects nothing: give a name or glob, a class, a module, "
+                "a function of name and module, or several of these"
+            )
         hits = [id(module) for name, module in modules if _matches(selector, name, module)]
         if isinstance(selector, str):
             hits = _outermost(hits, modules)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 from mimose.errors import BudgetError
 
@@ -21,7 +23,7 @@ _UNITS = {
     "TIB": 1 << 40,
 }
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z%]*)\s*\Z")
-_SMALLEST = 1 << 20
+_SMALLEST, _LARGEST = 1 << 20, 1 << 60
 _EXAMPLES = '"6GiB", "512MiB", "6GB", "80%", "auto", or bytes as a whole number'
 
 
@@ -49,7 +51,7 @@ class Budget:
         return max(own_bytes, own_bytes + free_bytes - device_bytes // 50)
 
 
-def parse_budget(budget: int | str | float) -> Budget:
+def parse_budget(budget: SupportsIndex | str | float) -> Budget:
     """Read a budget.
 
     >>> parse_budget("6GiB").total_bytes == 6 * 2**30
@@ -57,21 +59,44 @@ def parse_budget(budget: int | str | float) -> Budget:
     >>> parse_budget("80%").share
     0.8
     """
-    if isinstance(budget, bool) or not isinstance(budget, (int, float, str)):
-        raise BudgetError(f"memory_budget={budget!r}: write {_EXAMPLES}")
     if isinstance(budget, str):
         return _parse_text(budget)
-    if isinstance(budget, float) and not (math.isfinite(budget) and budget > 0):
+    if isinstance(budget, float):
+        return _parse_float(budget)
+    try:
+        number = operator.index(budget)  # also numpy's whole numbers
+    except TypeError:
+        number = None
+    if number is None or isinstance(budget, bool):
+        raise BudgetError(f"memory_budget={budget!r}: write {_EXAMPLES}")
+    return _parse_bytes(number, repr(budget))
+
+
+def _parse_float(budget: float) -> Budget:
+    if not (math.isfinite(budget) and budget > 0):
         raise BudgetError(f"memory_budget={budget!r} cannot be: write {_EXAMPLES}")
-    if isinstance(budget, float) and not budget.is_integer():
-        hint = f'"{100 * budget:g}%"' if budget <= 1 else f'"{budget:g}GiB"'
-        raise BudgetError(f"memory_budget={budget!r} has no unit: did you mean {hint}?")
-    if 0 < budget < _SMALLEST:
-        hint = '"100%"' if budget == 1 and isinstance(budget, float) else f'"{int(budget)}GiB"'
+    if budget <= 1:
+        hint = f'"{100 * budget:g}%"'
+    elif not budget.is_integer():
+        hint = _meant(budget)
+    else:
+        return _parse_bytes(int(budget), repr(budget))
+    raise BudgetError(f"memory_budget={budget!r} has no unit: did you mean {hint}?")
+
+
+def _parse_bytes(number: int, shown: str) -> Budget:
+    if 0 < number < _SMALLEST:
         raise BudgetError(
-            f"memory_budget={budget!r} bytes is next to nothing: did you mean {hint}?"
+            f"memory_budget={shown} bytes is next to nothing: did you mean {_meant(number)}?"
         )
-    return _bytes(int(budget), repr(budget))
+    return _bytes(number, shown)
+
+
+def _meant(number: float) -> str:
+    """What a number without a unit probably stands for: so large a one for bytes."""
+    if number < _SMALLEST:
+        return f'"{number:.15g}GiB"'
+    return f'{int(number)}, without quotes, or "{text_of(number)}"'
 
 
 def _parse_text(text: str) -> Budget:
@@ -87,19 +112,22 @@ def _parse_text(text: str) -> Budget:
         return Budget(share=number / 100)
     factor = _UNITS.get(unit.upper())
     if factor is None:
-        hint = f"did you mean {match[1]}{_likely(unit)}?"
+        large = not unit and _SMALLEST <= number <= _LARGEST
+        hint = f"did you mean {_meant(number) if large else match[1] + _likely(unit)}?"
         raise BudgetError(f"memory_budget={text!r} has no known unit: {hint} Write {_EXAMPLES}")
-    return _bytes(int(number * factor), repr(text))
+    return _bytes(number * factor, repr(text))
 
 
 def _likely(unit: str) -> str:
     return {"G": "GiB", "M": "MiB", "T": "TiB", "K": "KiB", "GI": "GiB"}.get(unit.upper(), "GiB")
 
 
-def _bytes(number: int, shown: str) -> Budget:
+def _bytes(number: float, shown: str) -> Budget:
     if number < _SMALLEST:
         raise BudgetError(f"memory_budget={shown} is under 1 MiB: write {_EXAMPLES}")
-    return Budget(total_bytes=number)
+    if number > _LARGEST:
+        raise BudgetError(f"memory_budget={shown} is more than any device has: write {_EXAMPLES}")
+    return Budget(total_bytes=int(number))
 
 
 def text_of(number_of_bytes: float) -> str:
@@ -143,11 +171,11 @@ class Reserve:
         """Whether a step's peak was high enough to learn from."""
         return peak_bytes >= 0.98 * (self._budget - self.bytes)
 
-    def ran_out(self, times: int) -> None:
-        """The allocator has run out of memory: the plans left too little."""
-        step = self._budget // 100
-        self._most = min(max(self._most, self.bytes + times * step), self._budget // 4)
-        self._set(self.bytes + times * step)
+    def ran_out(self) -> None:
+        """The allocator has run out of memory in a step: the plans left too little."""
+        more = self.bytes + self._budget // 100
+        self._most = min(max(self._most, more), self._budget // 4)
+        self._set(more)
 
     def learn_unusable(self, number_of_bytes: int) -> None:
         """An observed step made the allocator hold so much more than was ever in use."""

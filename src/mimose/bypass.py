@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from mimose.blocks import Block
-from mimose.errors import ConflictError, warn
+from mimose.errors import ArgumentError, ConflictError, warn
 
 _ADVICE = (
     "compile its blocks instead, before or after attaching: `for block in …: block.compile()`. "
@@ -26,6 +26,16 @@ def refuse_compiled(model: nn.Module) -> None:
     """Refuse a model that is compiled as a whole already."""
     if hasattr(model, "_orig_mod") or model.__dict__.get("_compiled_call_impl") is not None:
         _refuse()
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    """Refuse a model whose parameters have no shape yet."""
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise ArgumentError(
+                f"parameter {name!r} has no shape before the model has run: call the model once, "
+                "under torch.no_grad(), then attach"
+            )
 
 
 @torch.compiler.disable(reason=f"mimose cannot plan inside a compiled model: {_ADVICE}")  # type: ignore[untyped-decorator]

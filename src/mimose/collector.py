@@ -26,7 +26,7 @@ from mimose.control import Listener
 from mimose.inputs import InputSize
 from mimose.memory import Meter, Reading
 from mimose.observations import Observation, Pattern, Run, StepObservation
-from mimose.trees import argument_tensors, bytes_given, bytes_of, local, storage_bytes
+from mimose.trees import argument_tensors, bytes_given, bytes_of, storage_bytes, storage_of
 
 
 @dataclass(slots=True)
@@ -86,9 +86,8 @@ class Ride(Listener):
         self.peak = 0
         """The highest reading of the step."""
         self.peak_held = 0
-        self.unusable = 0
-        """What the allocator held beyond that, if it had to take more memory for this step."""
         self._held_before = meter.read().held
+        self._held_after = 0
         self._spoiled = False
         self._over = False
 
@@ -169,8 +168,7 @@ class Ride(Listener):
         """The step's backward is done."""
         reading = self._read()
         self._over = True
-        if reading.held > self._held_before:
-            self.unusable = max(0, reading.held - self.peak)
+        self._held_after = reading.held
         if self._latest is None or self._base is None:
             return
         if self._tail is None:
@@ -178,24 +176,34 @@ class Ride(Listener):
         self._note_born()
         self._tail = reading.peak - self._base + self._stale_bytes - self._born
 
+    def unusable_beyond(self, highest_bytes: int) -> int:
+        """What the allocator holds beyond the highest use of the run, if this step made it grow.
+
+        What was cached before, up to that use, was of use then: it can be given back.
+        """
+        if self._held_after <= self._held_before:
+            return 0
+        return max(0, self._held_after - max(self.peak, highest_bytes))
+
     @property
     def born(self) -> tuple[Pattern, tuple[int, ...]] | None:
         """The step's runs and the gradients born before each, if any were."""
         if not self._born_in_step or not self._over:
             return None
-        return tuple(run.key for run in self._runs), tuple(run.born for run in self._runs)
+        return self.pattern, tuple(run.born for run in self._runs)
 
     def observation(self, size: InputSize) -> StepObservation | None:
         """What was seen; None if it does not count, since nothing was recomputed, say.
 
-        While the device has not got far enough to tell the times, bytes stand in for them.
+        While the device has not got far enough to tell all times, bytes stand in for them.
         """
         if self._head_backward is None or self._spoiled:
             return None
+        timed = self.timed
         return StepObservation(
             size=size,
-            pattern=tuple(run.key for run in self._runs),
-            runs=tuple(self._finished(run) for run in self._runs),
+            pattern=self.pattern,
+            runs=tuple(self._finished(run, timed=timed) for run in self._runs),
             head_forward_bytes=self._head_forward,
             head_backward_bytes=self._head_backward,
             tail_bytes=self._tail or 0,
@@ -207,6 +215,11 @@ class Ride(Listener):
         if self._in_use_before is None or self._base is None:
             return None
         return self._base - self._in_use_before
+
+    @property
+    def pattern(self) -> Pattern:
+        """The step's runs, in the order of their forwards."""
+        return tuple(run.key for run in self._runs)
 
     @property
     def timed(self) -> bool:
@@ -225,7 +238,7 @@ class Ride(Listener):
             run.idle_bytes = sum(_bytes_behind(ref) for ref in alone)
         run.idle = []
 
-    def _finished(self, run: _Seen) -> Observation:
+    def _finished(self, run: _Seen, *, timed: bool) -> Observation:
         # Where gradients are added to existing ones, each is freed at once; where they come into
         # being they stay. Observations speak of the latter: it takes no less.
         stays = 0 if self._born_in_step else run.gradient_bytes
@@ -239,7 +252,8 @@ class Ride(Listener):
             back_bytes=max(0, run.back) + stays,
             out_saved_bytes=min(run.out_saved, max(0, run.saved)),
             in_idle_bytes=run.idle_bytes,
-            seconds=run.saved * 1e-12 if (known := self._seconds(run)) is None else known,
+            # Times and what stands in for them are never mixed: they are compared with each other.
+            seconds=(self._seconds(run) or 0.0) if timed else max(0, run.saved) * 1e-12,
             fixed=run.before is None,
             input_bytes=run.input_bytes,
         )
@@ -323,7 +337,7 @@ class Stale:
 
     def outputs_are(self, tensors: Sequence[torch.Tensor]) -> None:
         """The model has returned these."""
-        storages = {(s := local(t).untyped_storage())._cdata: (t, s.nbytes()) for t in tensors}
+        storages = {s._cdata: (t, s.nbytes()) for t in tensors if (s := storage_of(t)) is not None}
         self._outputs = [(weakref.ref(t), size) for t, size in storages.values()]
 
     def step_starts(self) -> None:
@@ -354,7 +368,8 @@ def _fresh_output_bytes(out: Any, inputs: Any) -> int:
 
 def _bytes_behind(ref: weakref.ref[torch.Tensor]) -> int:
     tensor = ref()
-    return 0 if tensor is None else local(tensor).untyped_storage().nbytes()
+    storage = None if tensor is None else storage_of(tensor)
+    return 0 if storage is None else storage.nbytes()
 
 
 def _references(ref: weakref.ref[torch.Tensor]) -> int:

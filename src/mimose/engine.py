@@ -25,6 +25,7 @@ from mimose.errors import warn
 from mimose.herald import Herald
 from mimose.identity import difference, identity_of
 from mimose.inputs import InputSize, SizeFunction, input_size, measured_by
+from mimose.lessons import Lessons
 from mimose.memory import Reading
 from mimose.observations import StepObservation
 from mimose.ranks import Agreement, several
@@ -66,11 +67,12 @@ class Engine:
         self._herald = Herald()
         self._step: Step | None = None
         self._last_step: Step | None = None
-        self._unread: list[ObservedStep] = []
+        self._lessons = Lessons()
         self._loaded: Mapping[str, Any] | None = None
         self._identity: dict[str, Any] = {}
         self._verdicts: list[dict[str, Any] | None] = []
         self._keepsake: Keepsake | None = None
+        self._finalizers: list[weakref.finalize[..., nn.Module]] = []
         self._after_broken_step = False
         self._forward_failed = False
         self._announced_size: InputSize | None = None
@@ -97,10 +99,9 @@ class Engine:
         self._tripwire.close()
         self._root.leave()
         self._step = None
-        if self._keepsake is not None:
-            self._keepsake.close()
-        if self._setting is not None:
-            self._setting.close()
+        for finalizer in self._finalizers:  # both close, and the model no longer holds on to them
+            finalizer()
+        self._finalizers = []
         if self._herald.recorder is not None:
             self._read_observations()
             self._herald.recorder.close()
@@ -128,13 +129,16 @@ class Engine:
         self._forward_failed = False
         assert self._attachment is not None
         self._attachment.take_seats()
-        if self._setting is None:
+        if self._setting is None or self._attachment.takeover.due:
             self._take_over()
+        if self._setting is None:
             self._settle()
+        else:
+            self._setting.look_for_replaced(self._root.module)
         size = self._size_of(args, kwargs)
         step = self._step
         if step is not None and not step.over:
-            if step.abandoned:
+            if step.abandoned or step.blind:
                 self._after_broken_step |= step.broken
                 self._step = None
             else:
@@ -152,7 +156,7 @@ class Engine:
     def forward_returned(self, out: Any) -> None:
         """The root's forward is done."""
         if self._step is not None and self._setting is not None:
-            self._step.model_returns()
+            self._step.model_returns(out)
             device = self._setting.device
             self._stale.outputs_are([t for t in tensors_in(out) if t.device == device])
 
@@ -189,7 +193,7 @@ class Engine:
     def _settle(self) -> None:
         """Settle device and bytes; before the root runs, where FSDP2 gathers its parameters."""
         self._setting = Setting(self._root.module, self._budget, enforce=self._enforce)
-        weakref.finalize(self._root.module, self._setting.close)
+        self._finalizers.append(weakref.finalize(self._root.module, self._setting.close))
         self._identity = identity_of(self._root.module, self._names, self._setting.device)
         if self._loaded is not None:
             self._take_in(self._loaded)
@@ -198,7 +202,6 @@ class Engine:
 
     def _enter(self, setting: Setting, regime: Regime) -> None:
         first = self._scheduler.regime is None
-        self._unread = []  # learned already; the times that are still awaited are of another one
         change = self._scheduler.enter(regime)
         if self._herald.recorder is not None:
             self._herald.recorder.enters(regime, self._scheduler.knowledge)
@@ -208,6 +211,8 @@ class Engine:
                 warn(f"what was learned before does not hold here: {reason}. Observing anew")
             return
         setting.look_again()
+        if self._keepsake is not None:
+            self._keepsake.parameters.look_again()
         if change is not None:
             self._herald.changed(change)
 
@@ -215,8 +220,7 @@ class Engine:
         """From checkpointing that was on before, or that a trainer has switched on since."""
         assert self._attachment is not None
         takeover = self._attachment.takeover
-        takeover.refresh()
-        if takeover:
+        if takeover.refresh() or (takeover and self._setting is None):
             log.info("mimose decides now instead of %s", takeover)
 
     def _planned(self, setting: Setting, size: InputSize, reading: Reading) -> PlannedStep | None:
@@ -271,7 +275,8 @@ class Engine:
     def _observed_step_over(self, step: ObservedStep) -> None:
         self._stats.observed_step_over(step)
         if self._setting is not None:
-            self._setting.reserve.learn_unusable(step.ride.unusable)
+            unusable = step.ride.unusable_beyond(self._stats.peak_bytes)
+            self._setting.reserve.learn_unusable(unusable)
             existed, cleared = step.ride.gradients_existed, step.ride.gradients_cleared
             self._setting.gradients.step_over(existed=existed, cleared=cleared)
         if self._herald.recorder is not None and self._setting is not None:
@@ -280,7 +285,7 @@ class Engine:
         if step.ride.born is not None:
             self._scheduler.knowledge.note_born(*step.ride.born)
         if self._stats.steps > 1:  # the first has no optimizer state and makes workspaces
-            self._unread.append(step)
+            self._lessons.add(step)
 
     def _planned_step_over(self, step: PlannedStep) -> None:
         assert self._setting is not None
@@ -300,16 +305,19 @@ class Engine:
             self._scheduler.step_over(step, rise, limit)
 
     def _read_observations(self) -> None:
-        """Learn from observed steps: at once, and again when the device can tell the times."""
-        for step in list(self._unread):
-            if step.ride.timed:
-                self._unread.remove(step)
-            elif step.learned:
-                continue
-            step.learned = True
-            observation = step.ride.observation(step.size)
+        """Learn from observed steps at once; take their times in when the device can tell."""
+        for lesson in self._lessons.new():
+            observation = lesson.observation()
             if observation is not None:
                 self._learn(observation)
+                lesson.knowledge, lesson.regime = self._scheduler.knowledge, self._scheduler.regime
+        for lesson in self._lessons.late():
+            observation = lesson.observation()
+            assert observation is not None
+            assert lesson.knowledge is not None
+            lesson.knowledge.take_times(observation)
+            if self._herald.recorder is not None:
+                self._herald.recorder.timed(observation, lesson.regime)
 
     def _learn(self, observation: StepObservation) -> None:
         was_ready = self._scheduler.knowledge.ready
@@ -331,9 +339,8 @@ class Engine:
         if self._keepsake is None:
             device = next(model.parameters()).device
             self._keepsake = Keepsake(device, model)
-            weakref.finalize(model, self._keepsake.close)
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        return Restart(parameters, self._keepsake)
+            self._finalizers.append(weakref.finalize(model, self._keepsake.close))
+        return Restart(self._keepsake)
 
     def be_as_strict_as(self, strictness: int) -> None:
         """From now on, plan so strictly."""

@@ -114,11 +114,23 @@ class Estimator:
         if len(self._seen) > _MOST_SIZES:
             self._drop_one()
         if self._fit is not None and former is not None and _row(former) == _row(observation):
-            self._fit.times = _Times.of(self.observations)  # now they are known: no more is new
+            self._fit.times = _Times.of(self.observations)  # no more is new
         else:
             self._fit = _Fit.of(self.observations)
         self.version += 1
         return void
+
+    def take_times(self, observation: StepObservation) -> bool:
+        """What was learned of this size gets these times; whether it is still known."""
+        seen = self._seen.get(observation.size)
+        if seen is None:
+            return False
+        timed = zip(seen.runs, with_shared_times(observation).runs, strict=True)
+        runs = tuple(replace(run, seconds=late.seconds) for run, late in timed)
+        self._seen[observation.size] = replace(seen, runs=runs)
+        if self._fit is not None:
+            self._fit.times = _Times.of(self.observations)
+        return True
 
     def confirmed(self) -> None:
         """A planned step went as usual."""

@@ -6,7 +6,13 @@ import traceback
 
 import torch
 
-_WORDS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+_WORDS = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    # cuDNN tries one engine after another and swallows each one's error; as a rule it was this.
+    "unable to find an engine to execute this computation",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator, MutableMapping
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from mimose.trees import argument_tensors, map_tensors
+from mimose.trees import argument_tensors, map_tensors, tensors_in
 
 
 class Held:
@@ -16,10 +20,10 @@ class Held:
 
     def __init__(self, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> None:
         self.args, self.kwargs = _own_containers(args, kwargs)
-        self.versions = [_version(tensor) for tensor in tensors]
+        self.versions = [_version(tensor) for tensor in (*tensors, *self._wrapped())]
 
     def release(self) -> tuple[Any, Any]:
-        tensors = argument_tensors(self.args, self.kwargs)
+        tensors = (*argument_tensors(self.args, self.kwargs), *self._wrapped())
         for tensor, version in zip(tensors, self.versions, strict=False):
             if _version(tensor) != version:
                 raise RuntimeError(
@@ -30,12 +34,39 @@ class Held:
                 )
         return _own_containers(self.args, self.kwargs)
 
+    def _wrapped(self) -> Iterator[torch.Tensor]:
+        """The tensors in arguments that are dataclasses or mappings of other kinds."""
+        for value in (*self.args, *self.kwargs.values()):
+            if _is_record(value):
+                yield from tensors_in(value)
+
 
 def _own_containers(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The same arguments, in lists and dicts that the block may append to without effect here."""
+    """The same arguments, in containers that the block may change without effect here."""
     if any(type(value) in (list, dict, tuple) for value in (*args, *kwargs.values())):
-        return map_tensors(_same, torch.Tensor, args), map_tensors(_same, torch.Tensor, kwargs)
+        args = map_tensors(_same, torch.Tensor, args)
+        kwargs = map_tensors(_same, torch.Tensor, kwargs)
+    if any(map(_is_record, (*args, *kwargs.values()))):
+        args = tuple(map(_own_record, args))
+        kwargs = {name: _own_record(value) for name, value in kwargs.items()}
     return args, kwargs
+
+
+def _is_record(value: Any) -> bool:
+    """Whether it is a dataclass or a mapping of its own kind: copied as a whole, not deeply."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return False
+    return isinstance(value, MutableMapping) or (is_dataclass(value) and kind is not type)
+
+
+def _own_record(value: Any) -> Any:
+    return copy.copy(value) if _is_record(value) else value
+
+
+_PLAIN = frozenset(
+    {torch.Tensor, nn.Parameter, list, dict, tuple, int, bool, float, str, type(None)}
+)
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

@@ -94,14 +94,21 @@ def _rounded(dimension: int) -> int:
 
 def _collect(name: str, value: Any, layout: list[tuple[str, int]], dims: list[int]) -> None:
     if isinstance(value, torch.Tensor):
-        layout.append((name, value.dim()))
-        dims.extend(value.shape)
+        shape = _shape(value)
+        layout.append((name, len(shape)))
+        dims.extend(shape)
     elif isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
             _collect(f"{name}.{index}", item, layout, dims)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _collect(f"{name}.{key}", item, layout, dims)
+
+
+def _shape(tensor: torch.Tensor) -> Sequence[int]:
+    if not tensor.is_nested:
+        return tensor.shape
+    return (tensor.size(0), tensor.numel())  # ragged: the number of rows, and what is in them
 
 
 def measured_by(

@@ -75,6 +75,15 @@ class Knowledge:
         self.mark = object()
         return void
 
+    def take_times(self, observation: StepObservation) -> None:
+        """The times of an observation that was learned without them are known now.
+
+        No more is: it does not count as another one.
+        """
+        estimator = self._estimators.get((observation.size.layout, observation.pattern))
+        if estimator is not None and estimator.take_times(observation):
+            self.mark = object()
+
     def note_born(self, pattern: Pattern, born_bytes: tuple[int, ...]) -> None:
         """Gradients came into being in this order: exact, whatever else the step was like."""
         self._born[pattern] = born_bytes

@@ -10,10 +10,12 @@ import gc
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from mimose.errors import ConflictError
 from mimose.trees import local, tensors_in
@@ -143,7 +145,8 @@ class CpuMeter(Meter):
     """Counts the bytes of live tensor storages on the CPU, exactly.
 
     A dispatch mode sees every operator's results; finalizers tell when their storages die. All
-    meters of a process share one mode, entered with the first and left with the last.
+    meters of a process share one mode, entered with the first and left with the last, below the
+    modes of others: whoever enters and leaves one around any of this finds it in its place.
     """
 
     private = True
@@ -188,16 +191,20 @@ class _StorageCounter(TorchDispatchMode):
         self._gathered: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         """FSDP2's whole parameters, which it frees and takes again behind the dispatcher's back."""
         self._users = 0
+        self._counting = True
         self._lock = threading.RLock()
 
     @classmethod
     def shared(cls) -> _StorageCounter:
-        if cls._shared is None:
-            cls._shared = cls()
-            cls._shared._count_what_lives()
-            cls._shared.__enter__()  # type: ignore[no-untyped-call]
-        cls._shared._users += 1
-        return cls._shared
+        mode = cls._shared = cls._shared or cls()
+        if mode._users == 0:
+            mode._counting = True
+            mode._count_what_lives()
+        if mode not in _modes():
+            with _lifted(_modes()):
+                mode.__enter__()  # type: ignore[no-untyped-call]
+        mode._users += 1
+        return mode
 
     def set_limit(self, meter: int, number_of_bytes: int | None) -> None:
         """The smallest limit of all meters holds."""
@@ -208,13 +215,22 @@ class _StorageCounter(TorchDispatchMode):
 
     def release(self) -> None:
         self._users -= 1
-        if self._users == 0 and _innermost_mode() is self:
-            self.__exit__(None, None, None)
+        if self._users:
+            return
+        self._counting = False
+        modes = _modes()
+        # A finalizer may call from another thread or from inside of the mode itself, and what is
+        # left in a backward comes back with its end. Then it stays, for the next to take over.
+        if self in modes and torch._C._current_graph_task_id() == -1:
+            with _lifted(modes[modes.index(self) + 1 :]):
+                self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             type(self)._shared = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if not self._counting:
+            return func(*args, **(kwargs or {}))
         before, peak = self.in_use, self.peak
         out = func(*args, **(kwargs or {}))
         if getattr(func, "namespace", "") == "fsdp":
@@ -281,14 +297,27 @@ class _StorageCounter(TorchDispatchMode):
         for thing in gc.get_objects():
             if issubclass(type(thing), torch.Tensor):
                 self._count(thing)
-                if thing.is_leaf and thing.grad is not None:
-                    self._count(thing.grad)
+                with suppress(RuntimeError):  # a view whose base was changed behind its back
+                    if thing.is_leaf and thing.grad is not None:
+                        self._count(thing.grad)
 
 
-def _innermost_mode() -> Any:
-    from torch.utils._python_dispatch import _get_current_dispatch_mode
+def _modes() -> list[TorchDispatchMode]:
+    """The modes that people have entered in this thread, the outermost first."""
+    stack = _get_current_dispatch_mode_stack()
+    return [mode for mode in stack if getattr(mode, "_mode_key", None) is None]  # not torch's own
 
-    return _get_current_dispatch_mode()
+
+@contextmanager
+def _lifted(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
+    """Off these innermost modes, and on them again; they themselves do not notice."""
+    for mode in reversed(modes):
+        TorchDispatchMode.__exit__(mode, None, None, None)
+    try:
+        yield
+    finally:
+        for mode in modes:
+            TorchDispatchMode.__enter__(mode)
 
 
 def _physical_bytes() -> int:

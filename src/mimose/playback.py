@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mimose.errors import ArgumentError
@@ -132,6 +132,9 @@ class _Reader:
                 if values.get("anew"):
                     self.recording.observations.clear()
                 self.recording.observations.append(observation)
+            elif "timed" in values:
+                timed = StepObservation.from_plain(values["timed"])
+                _take_times(self._chapters.get(values["in"], []), timed)
             elif "regime" in values:
                 self.recording.observations = self._chapters.setdefault(values["regime"], [])
             elif "layout" in values:
@@ -161,6 +164,18 @@ class _Reader:
             planning_microseconds=values["planning_us"],
             reserve_bytes=self._reserve,
         )
+
+
+def _take_times(learned: list[StepObservation], timed: StepObservation) -> None:
+    """The last observation of this size and these runs takes as long as this one says."""
+    for at in reversed(range(len(learned))):
+        former = learned[at]
+        if (former.size, former.pattern) == (timed.size, timed.pattern):
+            seconds = [run.seconds for run in timed.runs]
+            pairs = zip(former.runs, seconds, strict=True)
+            runs = tuple(replace(run, seconds=took) for run, took in pairs)
+            learned[at] = replace(former, runs=runs)
+            return
 
 
 def _layout(pairs: Sequence[tuple[str, int]]) -> Layout:

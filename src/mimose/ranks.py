@@ -114,7 +114,7 @@ class Agreement:
         """The largest of each number over the ranks."""
         if self._group is None:
             self._group = self._meet()
-        numbers = torch.tensor(own, dtype=torch.int32)
+        numbers = torch.tensor(own, dtype=torch.int32, device="cpu")  # whatever the default is
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group)
         common: list[int] = numbers.tolist()
         return common
@@ -122,7 +122,7 @@ class Agreement:
     def _meet(self) -> Any:
         ranks = sorted(frozenset().union(*(seat.speaks_to for seat in self._seats)))
         group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-        counts = torch.tensor([len(self._seats), -len(self._seats)])
+        counts = torch.tensor([len(self._seats), -len(self._seats)], device="cpu")
         dist.all_reduce(counts, dist.ReduceOp.MAX, group=group)
         most, fewest = int(counts[0]), -int(counts[1])
         if most != fewest:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
@@ -36,7 +36,7 @@ from mimose.control import Listener, task_id, unknown_task
 from mimose.errors import RecomputeError
 from mimose.held import Held, HeldByGraph
 from mimose.rehearsal import Rehearsal, Watch, alike
-from mimose.trees import argument_tensors, local, storage_bytes
+from mimose.trees import argument_tensors, local, storage_bytes, storage_of
 
 
 def checkpoint(
@@ -99,9 +99,16 @@ def checkpoint(
         preserve_rng=preserve_rng_state,
         check=determinism_check == "default",
         early_stop=early_stop if forced is None else forced,
-        buffers=Snapshot(places) if places else None,
+        found=Snapshot(places) if places else None,
     )
     return frame.forward(args, kwargs)
+
+
+class Found(Protocol):
+    """What a forward found besides its arguments: buffers, attributes."""
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` as if all were as then, and leave it as it is now."""
 
 
 class Frame:
@@ -116,12 +123,12 @@ class Frame:
     __slots__ = (
         "ambient",
         "block",
-        "buffers",
         "check",
         "complete",
         "devices",
         "dtypes",
         "early_stop",
+        "found",
         "function",
         "held",
         "in_use",
@@ -149,7 +156,7 @@ class Frame:
         preserve_rng: bool = True,
         check: bool = True,
         early_stop: bool = True,
-        buffers: Snapshot | None = None,
+        found: Found | None = None,
         keeping: bool = False,
     ) -> None:
         tensors = argument_tensors(args, kwargs)
@@ -159,7 +166,7 @@ class Frame:
         self.listener = listener
         self.check = check
         self.early_stop = early_stop
-        self.buffers = buffers
+        self.found = found
         self.keeping = keeping
         self.ambient = Ambient(tensors, preserve_rng=preserve_rng)
         self.held: Held | HeldByGraph
@@ -216,8 +223,11 @@ class Frame:
             )
         if self.misfits:
             return Rehearsal(self._describe_misfits())
-        if not alike(out, rebuilt):
-            return Rehearsal("its outputs have other values")
+        try:
+            if not alike(out, rebuilt):
+                return Rehearsal("its outputs have other values")
+        except Exception as error:  # nested tensors, say
+            return Rehearsal(f"its outputs cannot be compared ({type(error).__name__}: {error})")
         self._let_go()
         return Rehearsal(None, watch.operators_since if count_operators else None)
 
@@ -238,7 +248,9 @@ class Frame:
             if self.keeping:
                 self.rebuilt.append(tensor.detach())
             if self.listener is not None:
-                self.storages.append(weakref.ref(local(tensor).untyped_storage()))
+                storage = storage_of(tensor)
+                if storage is not None:
+                    self.storages.append(weakref.ref(storage))
             return pack(tensor)
 
         return pack_and_look if self.keeping or self.listener is not None else pack
@@ -276,7 +288,8 @@ class Frame:
             return
         number = node._sequence_nr()
         if number != self.node:  # the first tensor that this one unpacks
-            self.node, self.in_use = number, (box := [])
+            box: list[torch.Tensor] = []
+            self.node, self.in_use = number, box
             node.register_hook(lambda *_: box.clear())
         self.in_use.append(tensor)
 
@@ -324,20 +337,32 @@ class Frame:
             self._fail(self._describe_misfits())
 
     def _replay(self, pack: Callable[[torch.Tensor], Any]) -> Any:
-        args, kwargs = self.held.release()
+        try:
+            args, kwargs = self.held.release()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{self._title}: {error}. Work on a copy of it, or exclude this block"
+            ) from None
         self.misfits, self.run_id = [], None
         run = self.ambient.run
         try:
             with saved_tensors_hooks(pack, _as_it_is), torch.enable_grad():
-                if self.buffers is None:
+                if self.found is None:
                     return run(self.function, args, kwargs)
-                return self.buffers.run(run, self.function, args, kwargs)
+                return self.found.run(run, self.function, args, kwargs)
         except _Stop:
             return None
-        except BaseException:
+        except BaseException as error:
+            if self._stopped_in_script(error):
+                return None
             if not self.keeping:
                 self.rebuilt = []
             raise
+
+    def _stopped_in_script(self, error: BaseException) -> bool:
+        """Whether this was a stop: TorchScript makes an error of its own of any exception."""
+        there = len(self.rebuilt) == len(self.shapes) and self.complete and not self.keeping
+        return there and self.early_stop and isinstance(error, RuntimeError)
 
     def _repacker(self) -> Callable[[torch.Tensor], torch.Tensor]:
         shapes, dtypes, devices = self.shapes, self.dtypes, self.devices
@@ -379,7 +404,7 @@ class Frame:
         self.storages = []
         shared = sum(size for key, size in storage_bytes(out).items() if key in saved)
         inputs = argument_tensors(args, kwargs)
-        idle = [t for t in inputs if local(t).untyped_storage()._cdata not in saved]
+        idle = [t for t in inputs if (s := storage_of(t)) is not None and s._cdata not in saved]
         listener.forward_ends(self.block, shared, idle)
 
     def _describe_misfits(self) -> str:
@@ -415,7 +440,7 @@ def hide_from_compiler() -> None:
 
     looking = Frame(_as_it_is, (), {}, keeping=True)
     hooks = (Frame(_as_it_is, (), {})._packer(), looking._packer(), looking._repacker())
-    for function in (*hooks, local, Watch.pack):
+    for function in (*hooks, storage_of, local, Watch.pack):
         skip_code(function.__code__)
 
 

@@ -6,6 +6,7 @@ One JSON object a line. The first tells what the run is; then, as they happen:
      "ms":112.3,"again_ms":9.1,"planning_us":41,"reserve":…}     a step; without a plan: observed
     {"layout":1,"of":[["input_ids",2]]}                          a kind of input not met before
     {"observation":{…},"anew":false}                             what the session has learned
+    {"timed":{…},"in":0}                                         the same once more, its times known
     {"regime":0,"is":"…"}                                        what holds from here on is this
     {"event":"recovery","at":3.21,"step":12,"text":"…"}          what people should know
 
@@ -24,7 +25,7 @@ import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import torch
 
@@ -60,7 +61,8 @@ class Header:
     @classmethod
     def of(cls, device: torch.device, *, planner: object, **settled: Any) -> Header:
         """The header of a run that begins now on this device."""
-        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(planner).__name__)
+        kind = type(getattr(planner, "inner", planner))  # of somebody's own: that one's name
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__)
         return cls(
             mimose_version=importlib.import_module("mimose").__version__,
             torch_version=torch.__version__,
@@ -135,6 +137,10 @@ class Recorder:
     def learned(self, observation: StepObservation, *, anew: bool = False) -> None:
         """The session knows more than before, or nothing but this; it can be rebuilt from that."""
         self._learned(observation.to_plain(), anew)
+
+    def timed(self, observation: StepObservation, regime: Hashable) -> None:
+        """The times of what was learned before, in this regime, are known now."""
+        self._put({"timed": observation.to_plain(), "in": self._regimes.get(regime, 0)})
 
     def enters(self, regime: Hashable, knowledge: Knowledge) -> None:
         """From here on steps run in this regime, of which so much is known already."""
@@ -221,9 +227,16 @@ def own_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
 
 
-def _opened(path: Path) -> BinaryIO:
+def refuse_unwritable(path: str | os.PathLike[str]) -> None:
+    """Refuse a path that cannot be recorded to, and leave what is there as it is."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(f'record={path!r} is no path: give a file\'s, record="run.jsonl"')
+    _opened(own_path(Path(path)), "ab").close()
+
+
+def _opened(path: Path, mode: Literal["ab", "wb"] = "wb") -> BinaryIO:
     try:
-        return path.open("wb", buffering=0)
+        return path.open(mode, buffering=0)
     except OSError as error:
         raise ArgumentError(
             f"record={str(path)!r} cannot be written: {error.strerror or error}. Give a file in a "

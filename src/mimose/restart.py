@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,19 +18,22 @@ import torch
 from torch import nn
 
 from mimose.buffers import may_change
+from mimose.parameters import Parameters
 
 
 class Restart:
     """The state at one moment, and the way back to it."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], kept: Keepsake) -> None:
+    def __init__(self, kept: Keepsake) -> None:
         self._generators = [(g, g.get_state()) for g in kept.generators]
         self._python = random.getstate()
         self._numpy = np.random.get_state()
         self._kept = kept
         kept.take()
-        self._parameters = [(p, p._version) for p in parameters]
-        self._gradients = [_Gradient(p) for p in parameters if p.grad is not None]
+        parameters = kept.parameters.now()
+        self._parameters = [(p, p._version) for p in parameters if p.requires_grad]
+        self._had_one = {id(p): p for p in parameters if p.grad is not None}
+        self._gradients = [_Gradient(p) for p in self._had_one.values() if p.requires_grad]
         kept.additions.count(self._gradients)
 
     @property
@@ -46,11 +49,11 @@ class Restart:
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         self._kept.give_back()
-        existed = {gradient.parameter for gradient in self._gradients}
         for gradient in self._gradients:
             gradient.rewind()
-        for parameter, _ in self._parameters:
-            if parameter not in existed:
+        self._kept.parameters.look_again()  # an adapter added in the attempt has gradients as well
+        for parameter in [p for p, _ in self._parameters] + self._kept.parameters.now():
+            if id(parameter) not in self._had_one:
                 parameter.grad = None
 
     def settle(self) -> int:
@@ -138,6 +141,7 @@ class Keepsake:
             self.generators.append(torch.cuda.default_generators[index])
         self.additions = Additions()
         # Held weakly, as by everything that a handle has: a model that is dropped is gone.
+        self.parameters = Parameters(model)
         self._modules = [weakref.ref(module) for module in model.modules() if module._buffers]
         self._former: list[tuple[nn.Module, dict[str, torch.Tensor | None]]] = []
         self._values: list[torch.Tensor] = []
@@ -179,6 +183,7 @@ class Keepsake:
         """No restart will follow."""
         self.release()
         self.additions.close()
+        self.parameters = Parameters(nn.Module())
         self._modules, self._values, self._renormed = [], [], set()
 
     def _changing(self) -> list[torch.Tensor]:
@@ -195,11 +200,16 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
 
 
 def _copy_all(to: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    """Many small copies in one launch, where torch can."""
+    """Many small copies in one launch for each type, where torch can."""
     together = getattr(torch, "_foreach_copy_", None)
+    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for i, value in enumerate(values):
+        groups.setdefault((value.dtype, value.device), []).append(i)
     with torch.no_grad():
-        if together is not None:
-            together(to, values)
-        else:
-            for target, value in zip(to, values, strict=True):
-                target.copy_(value)
+        for group in groups.values():
+            targets, sources = [to[i] for i in group], [values[i] for i in group]
+            if together is not None:
+                together(targets, sources)
+            else:
+                for target, source in zip(targets, sources, strict=True):
+                    target.copy_(source)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from mimose.attach import Seat
+from mimose.attach import Seat, under_transform
 from mimose.bypass import refuse_in_compiled_code
 
 
@@ -36,6 +36,8 @@ class RootSeat(Seat):
             if torch.compiler.is_exporting():
                 return self.plain(args, kwargs)
             refuse_in_compiled_code()
+        if under_transform():
+            return self.plain(args, kwargs)
         self.owner.forward_begins(args, kwargs)
         try:
             out = self.plain(args, kwargs)

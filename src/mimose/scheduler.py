@@ -104,10 +104,13 @@ class Scheduler:
         available = setting.available(reading.in_use)
         if knowledge.adaptation.margin:
             available = int(available / (1 + knowledge.adaptation.margin))
-        available = setting.rounded(available)
+        # What is stale takes from the forward and is given back in the backward: the most that it
+        # may be is taken, the least given back.
+        least, most = setting.bracket(stale_bytes)
+        available = setting.rounded(available + stale_bytes) - most
         missing = setting.gradients.missing()
         leaving = setting.gradients.leaving_bytes(missing)
-        stale = setting.rounded(stale_bytes + leaving)
+        stale = least + leaving
         kind = (missing, stale, knowledge.mark, self.strictness)
         key = (shared, available, kind)
         cached, new, exact = self.cache.get(key), False, True
@@ -117,7 +120,7 @@ class Scheduler:
         if cached is None:
             missing_bytes = setting.gradients.missing_bytes(missing) + leaving
             born = knowledge.born_bytes(pattern, missing_bytes)
-            made = self.new_plan(shared, available, (born, stale, missing_bytes))
+            made = self.new_plan(shared, available, (born, stale, missing_bytes), real=size)
             if made is None:
                 return self._unknown()
             near = available + setting.reserve.bytes - int(_GUARDED * setting.budget_bytes)
@@ -130,9 +133,17 @@ class Scheduler:
         return Decision(cached, available, watched, new, exact)
 
     def new_plan(
-        self, size: InputSize, available: int, in_step: tuple[tuple[int, ...], int, int]
+        self,
+        size: InputSize,
+        available: int,
+        in_step: tuple[tuple[int, ...], int, int],
+        *,
+        real: InputSize | None = None,
     ) -> tuple[Plan, Profile] | None:
-        """A plan, and the profile it was made from; None if it is better to observe."""
+        """A plan, and the profile it was made from; None if it is better to observe.
+
+        `real` is the step's own size, where the plan is made for one that is hardly larger.
+        """
         profile = self.knowledge.predict(size)
         exact = profile is not None
         profile = profile or self.knowledge.bound(size)
@@ -144,7 +155,7 @@ class Scheduler:
         if not exact and self.knowledge.curious and any(plan.recompute):
             return None
         # Beyond what was seen predictions are generous: what does not fit by them may fit.
-        if not plan.fits and self.knowledge.beyond(size):
+        if not plan.fits and self.knowledge.beyond(real or size):
             return None
         return self._as_strict_as_must_be(plan, profile, available), profile
 

@@ -24,20 +24,21 @@ from torch import nn
 from mimose.attach import Attachment
 from mimose.blocks import Selector, find_blocks
 from mimose.budget import parse_budget, text_of
-from mimose.bypass import Tripwire, refuse_compiled
+from mimose.bypass import Tripwire, refuse_compiled, refuse_lazy
 from mimose.collector import Ride, Shuttle
 from mimose.engine import Engine
 from mimose.errors import ArgumentError, ConflictError
 from mimose.identity import FORMAT
 from mimose.inputs import SizeFunction
 from mimose.notebook import handle_html
-from mimose.planners import Planner, planner_named
+from mimose.planners import Guarded, Planner, planner_named
 from mimose.ranks import Agreement
-from mimose.recording import Recorder
+from mimose.recording import Recorder, refuse_unwritable
 from mimose.recovery import recover
 from mimose.report import Explanation, Floor, Stats, explain_plan
 from mimose.root import RootSeat
 from mimose.scheduler import Scheduler
+from mimose.takeover import refuse_foreign
 from mimose.trees import bytes_of
 
 log = logging.getLogger("mimose")
@@ -119,9 +120,9 @@ class Mimose(Engine):
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"auto_checkpoint takes a torch.nn.Module, not {model!r}")
         _refuse_data_parallel(model)
-        if collector not in _COLLECTORS:
-            raise ArgumentError(f"collector={collector!r} is neither 'ride' nor 'shuttle'")
-        budget, scheduler = parse_budget(memory_budget), Scheduler(planner_named(planner))
+        refuse_lazy(model)
+        _refuse_options(collector, enforce, input_size)
+        budget, scheduler = parse_budget(memory_budget), Scheduler(_chosen(planner))
         found = find_blocks(model, blocks=blocks, exclude=exclude)
         super().__init__(
             model,
@@ -136,10 +137,17 @@ class Mimose(Engine):
         if os.environ.get("MIMOSE_DISABLE", "") not in ("", "0"):
             log.info("MIMOSE_DISABLE is set: the model is left as it is")
             return
-        _replace_former(model)
-        refuse_compiled(model)
+        former = _former_on(model)
+        if former is None:  # else it was looked at then; one compiled since has none
+            refuse_compiled(model)
+        refuse_foreign(model, found)
         if record is not None:
-            self._herald.recorder = Recorder(record)
+            refuse_unwritable(record)
+        if former is not None:  # nothing refuses from here on
+            log.info("mimose was attached to this model already: the new call replaces the former")
+            former.owner.detach()
+        if record is not None:
+            self._herald.recorder = Recorder(record)  # only now: it may be the former's file
         self._attachment = Attachment(model, found, self)
         self._agreement = Agreement(self._attachment.seats)
         self._tripwire = Tripwire(model, found)
@@ -259,11 +267,26 @@ class Mimose(Engine):
         return Floor(self.budget_bytes, bytes_of(parameters), trained)
 
 
-def _replace_former(model: nn.Module) -> None:
-    former = model.__dict__.get("_compiled_call_impl")
-    if isinstance(former, RootSeat):
-        log.info("mimose was attached to this model already: the new call replaces the former")
-        former.owner.detach()
+def _former_on(model: nn.Module) -> RootSeat | None:
+    occupant = model.__dict__.get("_compiled_call_impl")
+    return occupant if isinstance(occupant, RootSeat) else None
+
+
+def _chosen(planner: str | Planner) -> Planner:
+    chosen = planner_named(planner)
+    return chosen if isinstance(planner, str) else Guarded(chosen)
+
+
+def _refuse_options(collector: str, enforce: bool, input_size: SizeFunction | None) -> None:
+    if collector not in tuple(_COLLECTORS):
+        raise ArgumentError(f"collector={collector!r} is neither 'ride' nor 'shuttle'")
+    if not isinstance(enforce, bool):
+        raise ArgumentError(f"enforce={enforce!r} is neither True nor False")
+    if input_size is not None and not callable(input_size):
+        raise ArgumentError(
+            f"input_size={input_size!r} is no function: give one of the forward's arguments, e.g. "
+            "lambda input_ids, **_: tuple(input_ids.shape)"
+        )
 
 
 def _refuse_data_parallel(model: nn.Module) -> None:

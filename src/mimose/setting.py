@@ -10,8 +10,12 @@ from mimose.clock import Clock
 from mimose.errors import ConflictError, warn
 from mimose.gradients import Gradients
 from mimose.memory import Meter, Reading, meter_for
+from mimose.parameters import Parameters
 from mimose.regime import Lookout
 from mimose.trees import bytes_of
+
+_WARY_STEPS = 16
+"""Planned steps after which a failure is forgotten."""
 
 
 class Setting:
@@ -23,12 +27,14 @@ class Setting:
     def __init__(self, model: nn.Module, budget: Budget, *, enforce: bool) -> None:
         self.open = True
         self.device = _device_of(model)
-        self._all_parameters = list(model.parameters())
+        self._parameters = Parameters(model)
+        self._all_parameters = self._parameters.now()
         self.parameter_bytes = bytes_of(self._all_parameters)
         self.look_again()
         self.lookout = Lookout(model, self.device)
         self._failed_at: int | None = None
-        self._steps = 0
+        self._wary_steps = 0
+        self._steps = self._forwards = 0
         self.clock = Clock(self.device)
         self.meter = meter_for(self.device)
         reading = self.meter.read()
@@ -39,16 +45,14 @@ class Setting:
         self._grain = max(1, self.budget_bytes >> 13)
         self._peak_held, self._last = reading.peak_held, reading
         if enforce:
-            # The allocator's count of what it holds may run over its limit by a few pages.
-            spare = max(self.budget_bytes // 500, self.meter.overshoot_bytes)
-            self.meter.limit(self.budget_bytes - spare)
+            self.meter.limit(self.budget_bytes - spare_bytes(self.budget_bytes, self.meter))
 
     def close(self) -> None:
         """Lift the limit, stop counting, hold on to nothing."""
         self.open = False
         self.meter.limit(None)
         self.meter.close()
-        self._all_parameters = []
+        self._parameters, self._all_parameters = Parameters(nn.Module()), []
         self.gradients = Gradients([])
         self.lookout = Lookout(nn.Module(), self.device)
 
@@ -57,10 +61,14 @@ class Setting:
         return self.budget_bytes - self.reserve.bytes - in_use
 
     def note_failures(self, reading: Reading) -> bool:
-        """Learn from memory that has run out since the last reading; whether it has."""
+        """Learn from memory that has run out since this was last asked; whether it has.
+
+        How often does not matter: cuDNN fails with one engine after another until one does with
+        less, and a block that is tried out fails by itself, all in one step.
+        """
         if reading.failures == self._last.failures:
             return False
-        self.reserve.ran_out(reading.failures - self._last.failures)
+        self.reserve.ran_out()
         self._last = reading
         return True
 
@@ -72,16 +80,40 @@ class Setting:
         """Give cached memory back before a step as large as one that has failed because of it.
 
         The allocator gives it back itself when it runs short, but in the middle of a step what is
-        cached lies between tensors that are in use.
+        cached lies between tensors that are in use. It makes everybody wait for the device, so it
+        is done once for a failure, and only where what is cached may be in the way.
         """
-        if self._failed_at is not None and predicted_peak >= self._failed_at:
-            if reading.held > reading.in_use:
-                self.meter.release_cached()
+        if self._failed_at is None:
+            return
+        self._wary_steps -= 1
+        cached = reading.held - reading.in_use
+        in_the_way = cached > 0 and predicted_peak + cached > self.budget_bytes
+        if predicted_peak >= self._failed_at and in_the_way:
+            self.meter.release_cached()
+            self._failed_at = None
+        elif not self._wary_steps:
+            self._failed_at = None
 
     def failed(self, peak_bytes: int) -> None:
         """A step that was to peak at so much has run out of memory."""
         self._failed_at = min(peak_bytes, self._failed_at or peak_bytes)
+        self._wary_steps = _WARY_STEPS
         self.meter.release_cached()
+
+    def look_for_replaced(self, model: nn.Module) -> None:
+        """Now and then: let go of parameters that others have taken the place of, and see these.
+
+        Not what FSDP2 puts in their place for the length of a step: that is of another kind.
+        """
+        self._forwards += 1
+        if self._forwards % 16:
+            return
+        former, now = self._all_parameters, self._parameters.now()
+        same_kind = {type(parameter) for parameter in now} == {type(p) for p in former}
+        if same_kind and [id(p) for p in now] != [id(p) for p in former]:
+            self._all_parameters = now
+            self.lookout = Lookout(model, self.device)
+            self.look_again()
 
     def look_again(self) -> None:
         """Other parameters are trained than before."""
@@ -91,6 +123,17 @@ class Setting:
     def rounded(self, number_of_bytes: int) -> int:
         """Down to a multiple of 0.012 % of the budget, so that steps that hardly differ share."""
         return number_of_bytes // self._grain * self._grain
+
+    def bracket(self, stale_bytes: int) -> tuple[int, int]:
+        """The numbers on both sides of this one, between which steps share their plans.
+
+        At most an eighth of it apart, and 0.4 % of the budget: hardly two steps hold as much of the
+        last one's outputs.
+        """
+        finest = 1 << max(0, stale_bytes.bit_length() - 4)
+        grain = max(self._grain, min(finest, self.budget_bytes >> 8))
+        least = stale_bytes // grain * grain
+        return least, least + grain if stale_bytes else 0
 
     def start_planned_step(self, reading: Reading) -> Reading:
         """The reading to measure the step's peak against."""
@@ -117,7 +160,13 @@ class Setting:
             retries=reading.retries - self._last.retries,
         )
         self._peak_held = max(self._peak_held, reading.peak_held)
-        self._last = reading
+        # One that a guard has rescued within the step is for `note_failures` to see.
+        self._last = reading._replace(failures=self._last.failures)
+
+
+def spare_bytes(budget_bytes: int, meter: Meter) -> int:
+    """How far below a budget a hard limit must be: the allocator may run over it by a few pages."""
+    return max(budget_bytes // 500, meter.overshoot_bytes)
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -41,8 +41,10 @@ class Step(ABC):
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         """Whether the coming run of this block is recomputed."""
 
-    def model_returns(self) -> None:  # noqa: B027 (only observers care)
-        """The model's forward is done."""
+    def model_returns(self, out: Any) -> None:
+        """The model's forward is done. Where no block has shown a tensor, its output must do."""
+        if self.blind:
+            self.watch((), out)
 
     def another_pass(self, size: InputSize, *, larger: bool) -> None:
         """One more forward begins before the backward; `larger` than the step was planned for."""
@@ -56,6 +58,11 @@ class Step(ABC):
         return self.broken or (
             bool(self._graphs) and all(graph() is None for graph in self._graphs)
         )
+
+    @property
+    def blind(self) -> bool:
+        """Whether nothing tells when its backward comes, or that it never will."""
+        return not self._graphs
 
     @property
     def broken(self) -> bool:
@@ -102,7 +109,6 @@ class ObservedStep(Step):
     def __init__(self, size: InputSize, ride: Ride, when_over: Callable[[Any], None]) -> None:
         super().__init__(size, when_over)
         self.ride = ride
-        self.learned = False
 
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         if self._watch_next:
@@ -110,8 +116,9 @@ class ObservedStep(Step):
         self.ride.run_begins(seat, args, kwargs)
         return True
 
-    def model_returns(self) -> None:
+    def model_returns(self, out: Any) -> None:
         self.ride.model_returns()
+        super().model_returns(out)
 
     def _end(self) -> None:
         if not self.over:

@@ -35,6 +35,7 @@ class Takeover:
     def __init__(self, model: nn.Module, blocks: list[Block]) -> None:
         self._undo: list[Callable[[], None]] = []
         self._related = _related(model, blocks)
+        self._flagged = [m for _, m in self._related if hasattr(m, "gradient_checkpointing")]
         self.flags: list[str] = []
         self.wrappers: list[str] = []
         self.refresh()
@@ -44,9 +45,15 @@ class Takeover:
         _refuse(self._related)
         flags = [name for name, module in self._related if self._switch_off_flag(module)]
         wrappers = [name for name, module in self._related if self._bypass_wrapper(module)]
-        self.flags += flags
+        self.flags = list(dict.fromkeys(self.flags + flags))
         self.wrappers += wrappers
         return bool(flags or wrappers)
+
+    @property
+    def due(self) -> bool:
+        """Whether a flag is on again: asked at every step, so that no block is recomputed twice."""
+        on = [m for m in self._flagged if getattr(m, "gradient_checkpointing", False)]
+        return any(hasattr(module, "_gradient_checkpointing_func") for module in on)
 
     def undo(self) -> None:
         """Give the model its own checkpointing back."""
@@ -64,10 +71,17 @@ class Takeover:
         """transformers' `gradient_checkpointing_enable()` sets a flag on layers or stacks."""
         if not getattr(module, "gradient_checkpointing", False):
             return False
-        if not hasattr(module, "_gradient_checkpointing_func"):
+        function = getattr(module, "_gradient_checkpointing_func", None)
+        if function is None:
             return False
         module.gradient_checkpointing = False  # type: ignore[assignment]
-        self._undo.append(lambda: setattr(module, "gradient_checkpointing", True))
+
+        def undo() -> None:
+            # Whoever switches it off or on in the meantime sets another function: that holds.
+            if module._gradient_checkpointing_func is function:
+                module.gradient_checkpointing = True  # type: ignore[assignment]
+
+        self._undo.append(undo)
         return True
 
     def _bypass_wrapper(self, module: nn.Module) -> bool:
@@ -92,6 +106,11 @@ class _Bypass:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.original.__reduce_ex__(protocol)
+
+
+def refuse_foreign(model: nn.Module, blocks: list[Block]) -> None:
+    """Refuse checkpointing that cannot be taken over, and change nothing."""
+    _refuse(_related(model, blocks))
 
 
 def _related(model: nn.Module, blocks: list[Block]) -> list[tuple[str, nn.Module]]:

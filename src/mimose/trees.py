@@ -59,7 +59,11 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """The bytes that this process holds of some tensors."""
-    return sum([local(tensor).nbytes for tensor in tensors])
+    tensors = list(tensors)
+    try:
+        return sum([local(tensor).nbytes for tensor in tensors])
+    except (RuntimeError, NotImplementedError):  # sparse ones know only the bytes of their parts
+        return sum(sum(storage_bytes(tensor).values()) for tensor in tensors)
 
 
 def bytes_given(args: Any, kwargs: Any) -> int:
@@ -69,8 +73,28 @@ def bytes_given(args: Any, kwargs: Any) -> int:
 
 def storage_bytes(value: Any) -> dict[int, int]:
     """The bytes of each storage behind the tensors in a value; views of one count once."""
-    storages = (local(tensor).untyped_storage() for tensor in tensors_in(value))
-    return {storage._cdata: storage.nbytes() for storage in storages}
+    storages = (storage_of(part) for tensor in tensors_in(value) for part in _parts(tensor))
+    return {s._cdata: s.nbytes() for s in storages if s is not None}
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Where this process holds a tensor; None if it has no one place: sparse, fake."""
+    try:
+        return local(tensor).untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The dense tensors that a tensor consists of."""
+    layout = tensor.layout
+    if layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
 
 
 def map_tensors(change: Callable[[Any], Any], kind: type, value: Any) -> Any:

@@ -84,3 +84,9 @@ def test_bytes_below_the_floor_are_refused_with_what_is_needed() -> None:
 def test_budgets_that_cannot_be_are_refused(asked: dict[str, tuple[object]], message: str) -> None:
     with pytest.raises(BenchError, match=message):
         Asked(**asked)  # type: ignore[arg-type]
+
+
+def test_equal_blocks_take_the_same_time_for_an_oracle() -> None:
+    known = surveyed("QA-Bert")
+    times = {run.nanoseconds for run in known.profile(known.largest).runs}
+    assert len(times) == 1

@@ -210,6 +210,18 @@ def test_what_one_rank_recomputes_observes_or_distrusts_all_do(pair: Pair) -> No
     assert first["trusted"] == second["trusted"] == [True, None, False]
 
 
+def exchange_under_another_default_device(rank: int) -> bool:
+    torch.set_default_device("meta")
+    try:
+        return Agreement([Stub()]).any(rank == 1)  # type: ignore[list-item]
+    finally:
+        torch.set_default_device(None)
+
+
+def test_ranks_agree_on_the_cpu_whatever_the_default_device_is(pair: Pair) -> None:
+    assert pair.run(exchange_under_another_default_device) == [True, True]
+
+
 def test_a_process_alone_agrees_with_nobody() -> None:
     model, batch = models.encoder()
     with mimose.auto_checkpoint(model, "1GiB") as handle:

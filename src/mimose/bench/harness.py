@@ -19,9 +19,7 @@ import torch
 from mimose.bench.arena import Trainee, synchronize
 from mimose.bench.contestants import Contestant, Match, StepNote
 from mimose.bench.workloads import BatchShape
-
-_PAGES = 500
-"""The allocator's count of what it holds may run over its limit by a few pages: 1/500 less."""
+from mimose.setting import spare_bytes
 
 
 @dataclass(slots=True)
@@ -82,7 +80,7 @@ def _timed(trainee: Trainee, contestant: Contestant, match: Match) -> tuple[floa
     lap = _Lap(trainee, contestant)
     if contestant.capped:
         assert match.budget_bytes is not None
-        trainee.meter.limit(match.budget_bytes - match.budget_bytes // _PAGES)
+        trainee.meter.limit(match.budget_bytes - spare_bytes(match.budget_bytes, trainee.meter))
     gc.freeze()  # or a search for garbage among all of torch's objects hits somebody by chance
     try:
         synchronize(match.arena.device)

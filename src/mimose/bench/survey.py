@@ -18,12 +18,12 @@ import torch
 
 import mimose
 from mimose.attach import Attachment
-from mimose.bench.arena import Arena, Trainee
+from mimose.bench.arena import Arena, Trainee, synchronize
 from mimose.bench.playback import Plans, Playback, everything, only
 from mimose.bench.workloads import BatchShape
 from mimose.blocks import find_blocks
 from mimose.budget import Reserve
-from mimose.estimator import Estimator
+from mimose.estimator import Estimator, with_shared_times
 from mimose.inputs import InputSize
 from mimose.observations import StepObservation
 from mimose.plan import Plan
@@ -71,7 +71,8 @@ class Survey:
     def profile(self, size: InputSize) -> Profile:
         """What a size costs, in a step in which all gradients come into being."""
         seen = next((o for o in self.observations if o.size == size), None)
-        profile = seen.profile() if seen else self.estimator.predict(size)
+        # Equal blocks share their time, as for the estimator: an oracle must not choose by noise.
+        profile = with_shared_times(seen).profile() if seen else self.estimator.predict(size)
         profile = profile or self.estimator.bound(size)
         assert profile is not None, "the largest size was observed"
         born = self.observations[-1].born_bytes
@@ -160,6 +161,7 @@ def _observed(arena: Arena, trainee: Trainee) -> tuple[list[StepObservation], in
         if number == 1:
             base, needed = before, max(step.ride.peak, meter.read().peak)
         trainee.optimizer.zero_grad()
+        synchronize(arena.device)  # or some of its times would not be known yet
         observation = step.ride.observation(step.size)
         if number and observation is not None:
             seen.append(replace(observation, prelude_bytes=prelude))

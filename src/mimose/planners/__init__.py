@@ -5,11 +5,21 @@ from __future__ import annotations
 from mimose.errors import ArgumentError
 from mimose.planners.base import Planner
 from mimose.planners.greedy import Greedy
+from mimose.planners.guarded import Guarded
 from mimose.planners.optimal import Optimal
 from mimose.planners.static import Static
 from mimose.planners.trivial import KeepAll, RecomputeAll
 
-__all__ = ["Greedy", "KeepAll", "Optimal", "Planner", "RecomputeAll", "Static", "planner_named"]
+__all__ = [
+    "Greedy",
+    "Guarded",
+    "KeepAll",
+    "Optimal",
+    "Planner",
+    "RecomputeAll",
+    "Static",
+    "planner_named",
+]
 
 _BY_NAME: dict[str, type[Planner]] = {
     "optimal": Optimal,
@@ -25,6 +35,10 @@ def planner_named(planner: str | Planner) -> Planner:
     if isinstance(planner, str):
         if planner in _BY_NAME:
             return _BY_NAME[planner]()
+    elif isinstance(planner, type):
+        raise ArgumentError(
+            f"planner={planner.__name__} is a class: give an instance, planner={planner.__name__}()"
+        )
     elif callable(getattr(planner, "plan", None)):
         return planner
     raise ArgumentError(

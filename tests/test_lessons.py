@@ -1,0 +1,156 @@
+"""A device tells times late, and nobody waits for it: they are taken in when they come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+import mimose
+import models
+from mimose.clock import Clock
+from mimose.observations import StepObservation
+from mimose.playback import read_recording
+from mimose.steps import ObservedStep
+from training import Batch, texts, train
+
+
+class LateClock(Clock):
+    """Tells for each run the number of the step that it was in; nothing while it is `late`."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.late, self.step, self.marks = True, 0, 0
+
+    def mark(self) -> tuple[int, int]:
+        self.marks += 1
+        return self.step, self.marks
+
+    def seconds(self, start: tuple[int, int], end: tuple[int, int]) -> float | None:
+        return None if self.late else float(start[0])
+
+
+class Observing:
+    """A handle that only observes, under a late clock from the second step on."""
+
+    def __init__(self, record: Path | None = None) -> None:
+        self.model = models.Encoder()
+        self.handle = mimose.auto_checkpoint(self.model, "1GiB", record=record)
+        vars(self.handle)["_planned"] = lambda *_: None
+        train(self.model, texts([30]))
+        assert self.handle._setting is not None
+        self.clock = self.handle._setting.clock = LateClock()
+
+    def train(self, *batches: Batch) -> None:
+        for batch in batches:
+            self.clock.step += 1
+            train(self.model, [batch])
+        self.handle.stats()
+
+    def times_come(self) -> None:
+        self.clock.late = False
+        self.handle.stats()
+
+    @property
+    def observations(self) -> list[StepObservation]:
+        return list(self.handle._scheduler.knowledge._observations())
+
+    @property
+    def seconds(self) -> list[set[float]]:
+        """Of each observation's runs, the oldest observation first."""
+        return [{run.seconds for run in seen.runs} for seen in self.observations]
+
+
+def test_late_times_are_taken_in_and_are_not_another_observation() -> None:
+    run = Observing()
+    knowledge = run.handle._scheduler.knowledge
+    run.train(*texts([40, 50, 60]))
+    before, mark = knowledge.version, knowledge.mark
+    assert all(max(seconds) < 1e-3 for seconds in run.seconds)  # bytes stand in for them
+    run.times_come()
+    assert run.seconds == [{1.0}, {2.0}, {3.0}]
+    assert knowledge.version == before == 3
+    assert knowledge.mark is not mark  # plans are made anew with them
+    run.handle.detach()
+
+
+def test_late_times_count_in_predictions_of_sizes_never_seen() -> None:
+    run = Observing()
+    knowledge = run.handle._scheduler.knowledge
+    sizes = texts([40, 60, 80, 100, 70])
+    run.train(*sizes[:4])
+    run.times_come()
+    profile = knowledge.predict(run.handle._size_of((), sizes[4]))
+    assert profile is not None
+    assert all(1e9 <= cost.nanoseconds <= 4e9 for cost in profile.runs)
+    run.handle.detach()
+
+
+def test_late_times_say_nothing_about_a_doubt_that_has_come_since() -> None:
+    run = Observing()
+    adaptation = run.handle._scheduler.knowledge.adaptation
+    run.train(*texts([40, 50]))
+    adaptation.failed()
+    run.times_come()
+    assert adaptation.in_doubt
+    run.handle.detach()
+
+
+def test_late_times_of_an_older_observation_are_not_those_of_a_newer_one() -> None:
+    run = Observing()
+    run.train(*texts([40, 50, 40]))
+    run.times_come()
+    assert run.seconds == [{2.0}, {3.0}]
+    run.handle.detach()
+
+
+def test_late_times_go_to_the_regime_that_they_were_seen_in() -> None:
+    run = Observing()
+    regimes = []
+    for trained, batch in zip((True, False, True, False), texts([40, 50, 60, 70]), strict=True):
+        run.model.encoder.layers[2].requires_grad_(trained)
+        run.train(batch)
+        regimes.append(run.handle._scheduler.knowledge)
+    assert regimes[0] is regimes[2] is not regimes[1]
+    run.times_come()
+    for knowledge, times in zip(regimes[:2], ({1.0, 3.0}, {2.0, 4.0}), strict=True):
+        assert {r.seconds for o in knowledge._observations() for r in o.runs} == times
+    run.handle.detach()
+
+
+def test_a_recording_tells_late_times_and_no_more_observations_than_there_were(
+    tmp_path: Path,
+) -> None:
+    run = Observing(tmp_path / "run.jsonl")
+    run.train(*texts([40, 50]))
+    run.model.encoder.layers[2].requires_grad_(False)
+    run.train(*texts([60]))
+    run.times_come()
+    run.model.encoder.layers[2].requires_grad_(True)
+    run.train(*texts([70]))
+    run.handle.detach()
+    recording = read_recording(tmp_path / "run.jsonl")
+    assert [{r.seconds for r in o.runs} for o in recording.observations] == [{1.0}, {2.0}, {4.0}]
+    assert recording.knowledge().version == 3
+
+
+class TellsSome(LateClock):
+    """The device has got as far as the first run's recompute."""
+
+    def seconds(self, start: tuple[int, int], end: tuple[int, int]) -> float | None:
+        return 1.0 if end[1] == 2 else None
+
+
+def test_times_and_what_stands_in_for_them_are_not_mixed() -> None:
+    run = Observing()
+    assert run.handle._setting is not None
+    run.handle._setting.clock = TellsSome()
+    train(run.model, texts([40]))
+    step = run.handle._last_step
+    assert isinstance(step, ObservedStep)
+    observation = step.ride.observation(step.size)
+    assert observation is not None
+    assert [r.seconds for r in observation.runs] == [
+        r.saved_bytes * 1e-12 for r in observation.runs
+    ]
+    run.handle.detach()

@@ -1,0 +1,356 @@
+"""What a forward leaves on its modules: there once, as in plain training, recomputed or not."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+import mimose
+from compare import assert_same_buffers, assert_same_gradients
+from mimose.errors import MimoseWarning
+from mimose.traces import FirstLook, Imprint, Traces
+from training import counted
+
+STEPS = 4
+WIDTH = 8
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.second(torch.sin(self.first(x)))
+
+
+class Net(nn.Module):
+    def __init__(self, kind: type[nn.Module] = Block) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(kind() for _ in range(3))
+
+    def forward(self, x: Any) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x  # type: ignore[no-any-return]
+
+
+class StoresALoss(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = super().forward(x)
+        self.loss = y.pow(2).mean()
+        return y
+
+
+class AppendsALoss(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = super().forward(x)
+        self.losses.append(y.pow(2).mean())
+        return y
+
+
+class HasAState(Block):
+    state: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = super().forward(x if self.state is None else x + 0.1 * self.state)
+        self.state = y.detach()
+        return y
+
+
+class CountsItsCalls(Block):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        y: torch.Tensor = super().forward(x)
+        return y * (1 + 0.1 * self.calls)
+
+
+class PassesADictOn(Block):
+    def forward(self, x: Any) -> Any:
+        state = x if isinstance(x, OrderedDict) else OrderedDict(x=x)
+        state["x"] = super().forward(state["x"])
+        return state
+
+
+def stored(model: Net) -> torch.Tensor:
+    return sum((layer.loss for layer in model.layers), torch.zeros(()))  # type: ignore[misc]
+
+
+def appended(model: Net) -> torch.Tensor:
+    losses = [loss for layer in model.layers for loss in layer.losses]  # type: ignore[union-attr]
+    for layer in model.layers:
+        layer.losses = []
+    return torch.stack(losses).sum()
+
+
+def nothing(model: Net) -> torch.Tensor:
+    return torch.zeros(())
+
+
+def steps_of(model: nn.Module, more: Callable[[Any], torch.Tensor] = nothing) -> list[float]:
+    """Losses; gradients add up on the model."""
+    losses = []
+    for step in range(STEPS):
+        out = model(torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(step)))
+        out = out["x"] if isinstance(out, dict) else out
+        loss = out.pow(2).mean() + more(model)
+        loss.backward()
+        losses.append(loss.item())
+    return losses
+
+
+def assert_as_plain(model: nn.Module, more: Callable[[Any], torch.Tensor] = nothing) -> None:
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        losses = steps_of(model, more)
+    assert losses == steps_of(plain, more)
+    assert_same_gradients(model, plain)
+    assert_same_buffers(model, plain)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        (StoresALoss, stored),
+        (AppendsALoss, appended),
+        (HasAState, nothing),
+        (CountsItsCalls, nothing),
+        (PassesADictOn, nothing),
+    ],
+)
+def test_what_a_block_leaves_on_itself_is_there_once_and_recomputes_find_what_was_there(
+    kind: type[nn.Module], more: Callable[[Any], torch.Tensor]
+) -> None:
+    assert_as_plain(Net(kind), more)
+
+
+def test_a_stored_loss_holds_no_rebuilt_activations() -> None:
+    model, x = Net(StoresALoss), torch.randn(1000, WIDTH)
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"), counted() as counter:
+        for _ in range(STEPS):
+            (model(x).mean() + stored(model)).backward()
+            model.zero_grad()
+        before = counter.in_use
+    assert before < x.nbytes * 2  # the input alone, not three blocks of four tensors each
+
+
+def test_hooks_that_look_on_are_called_once_a_step() -> None:
+    features: list[torch.Tensor] = []
+
+    def collected(model: Net) -> torch.Tensor:
+        total = torch.stack([feature.pow(2).mean() for feature in features]).sum()
+        seen.append(len(features))
+        features.clear()
+        return total
+
+    seen: list[int] = []
+    model = Net()
+    for layer in model.layers:
+        layer.first.register_forward_hook(lambda *call: features.append(call[-1]))
+    assert_as_plain(model, collected)
+    assert seen == [3] * 2 * STEPS
+
+
+def test_hooks_that_change_an_output_are_part_of_the_block() -> None:
+    model = Net()
+    for layer in model.layers:
+        layer.first.register_forward_hook(lambda *call: 2 * call[-1])
+    assert_as_plain(model)
+
+
+def test_parameters_exchanged_for_a_call_are_those_of_its_recompute() -> None:
+    model = Net()
+    scale = torch.tensor(0.5, requires_grad=True)
+
+    def loss_of() -> torch.Tensor:
+        fast = {name: scale * p for name, p in model.named_parameters()}
+        loss: torch.Tensor = functional_call(model, fast, (torch.ones(2, WIDTH),)).pow(2).mean()
+        return loss
+
+    (expected,) = torch.autograd.grad(loss_of(), scale)
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        model(torch.ones(2, WIDTH)).sum().backward()
+        (gradient,) = torch.autograd.grad(loss_of(), scale)
+    assert torch.equal(gradient, expected)
+
+
+def test_transforms_of_a_model_are_not_planned() -> None:
+    model, x = Net(), torch.randn(3, 2, WIDTH)
+    expected = vmap(model)(x)
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        assert torch.equal(vmap(model)(x), expected)
+        assert torch.equal(torch.jit.trace(model, x[0])(x[0]), model(x[0]))
+
+
+class MovesABufferLater(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.on = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.on:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return super().forward(x)  # type: ignore[no-any-return]
+
+
+class SwitchedOnLater(Net):
+    def __init__(self) -> None:
+        super().__init__(MovesABufferLater)
+        self.steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        for layer in self.layers:
+            layer.on = self.steps > 2
+        return super().forward(x)
+
+
+def test_a_buffer_that_is_changed_later_on_is_changed_once_a_step() -> None:
+    with pytest.warns(MimoseWarning, match="changes its buffer 'mean' from now on"):
+        assert_as_plain(SwitchedOnLater())
+
+
+class DrawsFromPython(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * random.uniform(0.99, 1.01)  # type: ignore[no-any-return]
+
+
+class DrawsFromNumpy(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * np.random.uniform(0.99, 1.01)  # type: ignore[no-any-return]
+
+
+class SeedsNumpy(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        np.random.seed(3)
+        return super().forward(x) * np.random.uniform(0.99, 1.01)  # type: ignore[no-any-return]
+
+
+class DrawsOfItsOwn(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dice = torch.Generator().manual_seed(0)
+
+    def __deepcopy__(self, memo: Any) -> Block:
+        twin = DrawsOfItsOwn()
+        twin.load_state_dict(self.state_dict())
+        return twin
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = super().forward(x)
+        return y + 0.001 * torch.randn(y.shape, generator=self.dice)
+
+
+class HasACodebook(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.ones(WIDTH), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.codes.data.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return super().forward(x * self.codes.detach().clone())  # type: ignore[no-any-return]
+
+
+def seeded(model: nn.Module) -> tuple[list[float], float, float]:
+    random.seed(0)
+    np.random.seed(0)
+    return steps_of(model), random.random(), np.random.uniform()
+
+
+@pytest.mark.parametrize("kind", [DrawsFromPython, DrawsFromNumpy, SeedsNumpy, DrawsOfItsOwn])
+def test_a_recompute_throws_the_same_dice(kind: type[nn.Module]) -> None:
+    model = Net(kind)
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        assert seeded(model) == seeded(plain)
+    assert_same_gradients(model, plain)
+
+
+def test_a_block_that_cannot_run_twice_is_kept_and_its_first_run_counts() -> None:
+    model = Net(HasACodebook)
+    plain = copy.deepcopy(model)
+    with (
+        mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"),
+        pytest.warns(MimoseWarning, match="cannot be recomputed: it changes a frozen parameter"),
+    ):
+        assert steps_of(model) == steps_of(plain)
+    assert_same_gradients(model, plain)
+
+
+@dataclass
+class Context:
+    position: torch.Tensor
+
+
+class TakesAContext(Block):
+    def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+        return super().forward(x * context.position)  # type: ignore[no-any-return]
+
+
+class AdvancesItsContext(Net):
+    def __init__(self) -> None:
+        super().__init__(TakesAContext)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        context = Context(torch.ones(WIDTH))
+        for layer in self.layers:
+            x = layer(x, context)
+            context.position += 1
+        return x
+
+
+def test_tensors_in_a_record_that_change_in_place_are_noticed() -> None:
+    model = AdvancesItsContext()
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        loss = model(torch.randn(2, WIDTH)).sum()
+        with pytest.raises(
+            RuntimeError, match=r"block 'layers.2'.*modified by an inplace.*exclude"
+        ):
+            loss.backward()
+
+
+def test_sparse_arguments_are_served() -> None:
+    class Graph(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            adjacent = torch.eye(5).to_sparse()
+            for layer in self.layers:
+                x = layer(x, adjacent)
+            return x
+
+    class Convolution(Block):
+        def forward(self, x: torch.Tensor, adjacent: torch.Tensor) -> torch.Tensor:
+            return super().forward(torch.sparse.mm(adjacent, x))  # type: ignore[no-any-return]
+
+    assert_as_plain(Graph(Convolution))
+
+
+def test_an_imprint_does_not_hold_the_graph_of_an_older_loss() -> None:
+    block = StoresALoss()
+    look = FirstLook(block)
+    block(torch.randn(2, WIDTH))
+    traces = look.traces()
+    assert traces == Traces(((block, "loss"),))
+    imprint = Imprint(traces)
+    loss, calls = block.loss, []
+    imprint.run(lambda: calls.append(block.loss))
+    assert block.loss is loss
+    assert calls[0].grad_fn is None
+    assert torch.equal(calls[0], loss)
