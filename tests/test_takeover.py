@@ -104,7 +104,7 @@ def test_checkpoint_wrapper_is_bypassed_while_attached_and_restored_after() -> N
     step(model)  # the first use is rehearsed
     model.zero_grad()
     for wrapper in model:
-        wrapper._checkpoint_wrapped_module.starts = 0
+        wrapper._checkpoint_wrapped_module.tally.starts = 0
     step(model)
     assert [wrapper._checkpoint_wrapped_module.starts for wrapper in model] == [2, 2, 2]
     step(plain)

@@ -216,6 +216,10 @@ class BlockSeat(Seat):
         self.quiet = [place for place in places_in(self.module) if place not in changing]
         self.parameters = parameter_places(self.module)
 
+    def let_go(self) -> None:
+        """Hold on to no module and no parameter any more."""
+        self.changing, self.quiet, self.parameters, self.traces = [], [], [], Traces()
+
     @property
     def _may_run_twice(self) -> bool:
         """Whether nobody else takes part in its forward: other ranks, or hooks such as FSDP2's."""
@@ -375,6 +379,9 @@ class Attachment:
         stops: dict[type[nn.Module], bool] = {}
         self.seats = [BlockSeat(block, i, director, stops) for i, block in enumerate(blocks)]
         self._looks = 0
+        # Whoever still holds a handle of a model that is gone holds none of its tensors.
+        self._at_the_end = weakref.finalize(model, _let_go, self.seats)
+        self._at_the_end.atexit = False
         self.take_seats()
 
     def take_seats(self) -> None:
@@ -391,7 +398,13 @@ class Attachment:
         """The blocks are as before."""
         for seat in self.seats:
             seat.leave()
+        self._at_the_end()
         self.takeover.undo()
+
+
+def _let_go(seats: list[BlockSeat]) -> None:
+    for seat in seats:
+        seat.let_go()
 
 
 _peek_transform: Callable[[], Any] = getattr(

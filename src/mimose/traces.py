@@ -254,7 +254,7 @@ def _moves_parameters(module: nn.Module) -> bool:
 
 def _is_sharded(tensor: torch.Tensor) -> bool:
     """Whether FSDP1 has put it there: a view of the parameter that it keeps flat."""
-    return any(kind.__name__ == "FlatParameter" for kind in type(tensor._base).__mro__)
+    return getattr(tensor._base, "_is_flat_param", False)
 
 
 def _differs(now: Any, was: Any, copy: Any) -> bool:
