@@ -44,7 +44,7 @@ class Director(Protocol):
 class Seat:
     """Takes the place of a module's call; `take` and `leave` it."""
 
-    __slots__ = ("_module", "compiled")
+    __slots__ = ("__weakref__", "_module", "compiled")
 
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
@@ -380,7 +380,7 @@ class Attachment:
         self.seats = [BlockSeat(block, i, director, stops) for i, block in enumerate(blocks)]
         self._looks = 0
         # Whoever still holds a handle of a model that is gone holds none of its tensors.
-        self._at_the_end = weakref.finalize(model, _let_go, self.seats)
+        self._at_the_end = weakref.finalize(model, _let_go, list(map(weakref.ref, self.seats)))
         self._at_the_end.atexit = False
         self.take_seats()
 
@@ -402,9 +402,11 @@ class Attachment:
         self.takeover.undo()
 
 
-def _let_go(seats: list[BlockSeat]) -> None:
-    for seat in seats:
-        seat.let_go()
+def _let_go(seats: list[weakref.ref[BlockSeat]]) -> None:
+    for ref in seats:
+        seat = ref()
+        if seat is not None:
+            seat.let_go()
 
 
 _peek_transform: Callable[[], Any] = getattr(
