@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import T5Config, T5ForConditionalGeneration
 
 import models
 from mimose.blocks import find_blocks
@@ -313,3 +314,11 @@ def test_sequentials_of_single_layers_are_blocks_as_wholes() -> None:
     model = nn.Module()
     model.first, model.second = stage(4), stage(8)
     assert [block.name for block in find_blocks(model)] == ["first", "second"]
+
+
+def test_two_layers_of_a_t5_are_blocks_although_only_the_first_has_a_bias() -> None:
+    config = T5Config(
+        vocab_size=50, d_model=8, d_kv=4, d_ff=16, num_layers=2, num_heads=2, num_decoder_layers=2
+    )
+    found = find_blocks(T5ForConditionalGeneration(config))
+    assert [type(block.module).__name__ for block in found] == ["T5Block"] * 4

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, vmap
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import mimose
 from compare import assert_same_buffers, assert_same_gradients
@@ -166,6 +167,58 @@ def test_hooks_that_look_on_are_called_once_a_step() -> None:
         layer.first.register_forward_hook(lambda *call: features.append(call[-1]))
     assert_as_plain(model, collected)
     assert seen == [3] * 2 * STEPS
+
+
+def test_attentions_that_transformers_collects_are_those_of_plain_training() -> None:
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        attn_implementation="eager",
+    )
+    model, tokens = LlamaForCausalLM(config).train(), torch.randint(0, 50, (2, 6))
+    plain = copy.deepcopy(model)
+    asked = {"input_ids": tokens, "labels": tokens, "use_cache": False, "output_attentions": True}
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        for _ in range(STEPS):
+            ours, expected = model(**asked), plain(**asked)
+            assert len(ours.attentions) == len(expected.attentions) == 3
+            (ours.loss + ours.attentions[1].pow(2).sum()).backward()
+            (expected.loss + expected.attentions[1].pow(2).sum()).backward()
+    assert_same_gradients(model, plain)
+
+
+def test_a_cache_that_is_given_is_used() -> None:
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    model, tokens = LlamaForCausalLM(config).train(), torch.randint(0, 50, (2, 6))
+
+    def tuned() -> tuple[torch.Tensor, torch.Tensor | None]:
+        prefix = torch.linspace(-1, 1, 2 * 2 * 3 * 8).view(2, 2, 3, 8).requires_grad_()
+        past = DynamicCache()
+        for layer in range(2):
+            past.update(prefix, prefix, layer)
+        loss = model(input_ids=tokens, labels=tokens, past_key_values=past).loss
+        loss.backward()
+        return loss, prefix.grad
+
+    expected, gradient = tuned()
+    assert gradient is not None
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        for _ in range(2):
+            loss, found = tuned()
+            assert found is not None
+            assert torch.equal(loss, expected)
+            assert torch.equal(found, gradient)
 
 
 def test_hooks_that_change_an_output_are_part_of_the_block() -> None:

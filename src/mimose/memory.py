@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from mimose.control import task_id
 from mimose.errors import ConflictError
 from mimose.trees import local, tensors_in
 
@@ -188,6 +189,7 @@ class _StorageCounter(TorchDispatchMode):
         self.failures = 0
         self._limits: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
+        self._ends: dict[int, weakref.finalize[..., Any]] = {}
         self._gathered: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         """FSDP2's whole parameters, which it frees and takes again behind the dispatcher's back."""
         self._users = 0
@@ -221,10 +223,12 @@ class _StorageCounter(TorchDispatchMode):
         modes = _modes()
         # A finalizer may call from another thread or from inside of the mode itself, and what is
         # left in a backward comes back with its end. Then it stays, for the next to take over.
-        if self in modes and torch._C._current_graph_task_id() == -1:
+        if self in modes and task_id() == -1:
             with _lifted(modes[modes.index(self) + 1 :]):
                 self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             type(self)._shared = None
+            for end in list(self._ends.values()):
+                end.detach()  # storages live on, and hold nothing of this
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -263,7 +267,8 @@ class _StorageCounter(TorchDispatchMode):
         with self._lock:
             known = self._sizes.get(key)
             if known is None:
-                weakref.finalize(storage, self._forget, key).atexit = False
+                self._ends[key] = weakref.finalize(storage, self._forget, key)
+                self._ends[key].atexit = False
             self._sizes[key] = size
             self.in_use += size - (known or 0)
             self.peak = max(self.peak, self.in_use)
@@ -292,6 +297,7 @@ class _StorageCounter(TorchDispatchMode):
     def _forget(self, key: int) -> None:
         with self._lock:
             self.in_use -= self._sizes.pop(key, 0)
+            self._ends.pop(key, None)
 
     def _count_what_lives(self) -> None:
         for thing in gc.get_objects():

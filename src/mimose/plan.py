@@ -89,7 +89,7 @@ class Shelf:
         return None
 
 
-_MOST_ON_SHELF, _MOST_SHELVES = 256, 16
+_MOST_ON_SHELF, _MOST_SHELVES = 256, 64
 
 
 class PlanCache:
