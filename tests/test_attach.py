@@ -364,6 +364,27 @@ def test_block_that_cannot_be_recomputed_is_found_out_at_once_and_kept(
     assert listener.blocks == [2, 0] * steps
 
 
+class RunsOutTheSecondTime(Odd):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(len(x))
+        if len(self.seen) == 2:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+        return self.linear(x).sin()
+
+
+def test_rehearsal_without_memory_is_no_verdict() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), RunsOutTheSecondTime()), torch.randn(3, 4)
+    plain = copy.deepcopy(model)
+    attachment = attach(model, blocks=["1"])
+    (seat,) = attachment.seats
+    plain[1].seen.pages = [0, 0]
+    for expected in (None, True):
+        model(x).sum().backward()
+        plain(x).sum().backward()
+        assert seat.trusted is expected
+    assert_same_gradients(model, plain)
+
+
 def test_first_use_leaves_no_activation_behind() -> None:
     model, batch = models.sequential()
     attach(model, blocks=["0", "3", "4"])

@@ -23,6 +23,7 @@ from mimose.buffers import Place, Snapshot, norm_places, places_in
 from mimose.bypass import refuse_in_compiled_code
 from mimose.control import Listener, watch_backward
 from mimose.errors import ConflictError, warn
+from mimose.failure import is_out_of_memory
 from mimose.ranks import Spoken
 from mimose.recompute import Found, Frame, foreign_hooks, hide_from_compiler
 from mimose.rehearsal import Rehearsal
@@ -306,7 +307,9 @@ class BlockSeat(Seat):
                 rehearsal = Rehearsal("it changes a frozen parameter")
             else:
                 rehearsal = self._rehearse(frame, out)
-        except torch.OutOfMemoryError:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             return out  # recomputed without a verdict; the next run is tried again
         self.speaks_to = spoken.to()
         if rehearsal.problem is None:

@@ -34,6 +34,7 @@ from mimose.ambient import Ambient, is_foreign
 from mimose.buffers import Snapshot, likely_places
 from mimose.control import Listener, task_id, unknown_task
 from mimose.errors import RecomputeError
+from mimose.failure import is_out_of_memory
 from mimose.held import Held, HeldByGraph
 from mimose.rehearsal import Rehearsal, Watch, alike
 from mimose.trees import argument_tensors, local, storage_bytes, storage_of
@@ -212,10 +213,10 @@ class Frame:
         try:
             with watch if count_operators else nullcontext():
                 rebuilt = self._replay(watch.pack)
-        except torch.OutOfMemoryError:
-            self._let_go()
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                self._let_go()
+                raise
             return Rehearsal(f"it raised {type(error).__name__}: {error}")
         if watch.packed != len(self.shapes):
             return Rehearsal(
