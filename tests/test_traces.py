@@ -380,6 +380,25 @@ def test_tensors_in_a_record_that_change_in_place_are_noticed() -> None:
             loss.backward()
 
 
+class HoldsAScript(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.script = torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.script(x))  # type: ignore[no-any-return]
+
+
+def test_a_script_that_is_optimised_in_its_first_runs_is_kept() -> None:
+    model = Net(HoldsAScript)
+    with (
+        mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"),
+        pytest.warns(MimoseWarning, match="cannot be recomputed: it saved"),
+    ):
+        losses = steps_of(model)
+    assert losses == steps_of(model)
+
+
 def test_sparse_arguments_are_served() -> None:
     class Graph(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -104,8 +104,9 @@ class Exchanged:
 
 
 def parameter_places(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Where the parameters of a module and of those inside it are kept."""
-    return [(m._parameters, name) for m in module.modules() for name in m._parameters]
+    """Where the parameters of a module and of those inside it are kept; not those of scripts."""
+    parts = (part for part in module.modules() if isinstance(part._parameters, dict))
+    return [(part._parameters, name) for part in parts for name in part._parameters]
 
 
 class Traces(NamedTuple):
