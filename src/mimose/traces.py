@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from mimose.trees import local
+
 Place = tuple[nn.Module, str]
 """A module and the name of one of its attributes."""
 Hook = tuple[nn.Module, int]
@@ -164,8 +166,8 @@ class FirstLook:
         self._answers: dict[Hook, bool] = {}
         self._dice = Dice(self._generators())
 
-        frozen = (p for p in block.parameters() if not p.requires_grad)
-        self._frozen = [(p, p.detach().clone()) for p in frozen if p.nbytes <= _MOST_BYTES]
+        frozen = (local(p.detach()) for p in block.parameters() if not p.requires_grad)
+        self._frozen = [(p, p.clone()) for p in frozen if p.nbytes <= _MOST_BYTES]
 
     @property
     def changed_a_parameter(self) -> bool:
