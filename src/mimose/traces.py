@@ -166,13 +166,14 @@ class FirstLook:
         self._answers: dict[Hook, bool] = {}
         self._dice = Dice(self._generators())
 
-        frozen = (local(p.detach()) for p in block.parameters() if not p.requires_grad)
-        self._frozen = [(p, p.clone()) for p in frozen if p.nbytes <= _MOST_BYTES]
+        frozen = (p for p in block.parameters() if not p.requires_grad)
+        small = (p for p in frozen if local(p).nbytes <= _MOST_BYTES)
+        self._frozen = [(p, local(p.detach()).clone()) for p in small]
 
     @property
     def changed_a_parameter(self) -> bool:
         """Whether the run has changed a frozen parameter: a codebook, say."""
-        return any(not torch.equal(p, value) for p, value in self._frozen)
+        return any(not torch.equal(local(p.detach()), value) for p, value in self._frozen)
 
     def _generators(self) -> tuple[torch.Generator, ...]:
         """Those that the block's modules keep."""
