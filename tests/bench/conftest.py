@@ -7,7 +7,12 @@ import gc
 import pytest
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_is_frozen() -> None:
+    gc.unfreeze()  # before the fixtures of a module measure anything
+    gc.collect()
+
+
 @pytest.fixture(autouse=True)
 def _no_rubbish() -> None:
-    gc.unfreeze()
     gc.collect()

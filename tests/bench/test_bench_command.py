@@ -45,6 +45,19 @@ def test_a_run_leaves_one_file_with_everything_in_it(measured: Path) -> None:
     assert results.estimators["TC-Bert"]
 
 
+def test_a_contestant_that_finished_no_step_is_reported_all_the_same(
+    measured: Path, tmp_path: Path
+) -> None:
+    lines = [json.loads(line) for line in measured.read_text().splitlines()]
+    for line in lines:
+        if line.get("contestant") == "mimose":
+            line["run"]["spent"]["reserve_bytes"] = None
+    path = tmp_path / "results.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    result = bench("--report", path, "-o", tmp_path / "report")
+    assert result.exit_code == 0, result.output
+
+
 def test_contestants_take_turns_and_begin_in_another_order_each_round(measured: Path) -> None:
     order = [(r.round, r.contestant) for r in read(measured).records.values()]
     first, second = ([who for number, who in order if number == n] for n in (0, 1))

@@ -200,7 +200,10 @@ def papers_numbers(sheets: Sequence[Sheet]) -> str:
     plans = [o.plan_milliseconds for o in spent if o.plan_milliseconds]
     parts = mean(o.collector + o.estimator + o.planner for o in spent)
     reserves = [
-        run.spent["reserve_bytes"] for c in cells for run in c[0].runs(*c[1:], "mimose").values()
+        reserve
+        for c in cells
+        for run in c[0].runs(*c[1:], "mimose").values()
+        if (reserve := run.spent["reserve_bytes"]) is not None  # no step got so far as to settle it
     ]
     rows = [
         ["faster than Sublinear (here: `static`)", "17.1 %", _percent(static)],
