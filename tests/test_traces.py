@@ -169,17 +169,21 @@ def test_hooks_that_look_on_are_called_once_a_step() -> None:
     assert seen == [3] * 2 * STEPS
 
 
-def test_attentions_that_transformers_collects_are_those_of_plain_training() -> None:
+def llama(layers: int, **options: Any) -> nn.Module:
     config = LlamaConfig(
         vocab_size=50,
         hidden_size=16,
         intermediate_size=16,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=2,
-        attn_implementation="eager",
+        **options,
     )
-    model, tokens = LlamaForCausalLM(config).train(), torch.randint(0, 50, (2, 6))
+    return LlamaForCausalLM(config).train()
+
+
+def test_attentions_that_transformers_collects_are_those_of_plain_training() -> None:
+    model, tokens = llama(3, attn_implementation="eager"), torch.randint(0, 50, (2, 6))
     plain = copy.deepcopy(model)
     asked = {"input_ids": tokens, "labels": tokens, "use_cache": False, "output_attentions": True}
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
@@ -192,15 +196,7 @@ def test_attentions_that_transformers_collects_are_those_of_plain_training() -> 
 
 
 def test_a_cache_that_is_given_is_used() -> None:
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    model, tokens = LlamaForCausalLM(config).train(), torch.randint(0, 50, (2, 6))
+    model, tokens = llama(2), torch.randint(0, 50, (2, 6))
 
     def tuned() -> tuple[torch.Tensor, torch.Tensor | None]:
         prefix = torch.linspace(-1, 1, 2 * 2 * 3 * 8).view(2, 2, 3, 8).requires_grad_()

@@ -125,9 +125,7 @@ class Estimator:
         seen = self._seen.get(observation.size)
         if seen is None:
             return False
-        timed = zip(seen.runs, with_shared_times(observation).runs, strict=True)
-        runs = tuple(replace(run, seconds=late.seconds) for run, late in timed)
-        self._seen[observation.size] = replace(seen, runs=runs)
+        self._seen[observation.size] = seen.timed_as(with_shared_times(observation))
         if self._fit is not None:
             self._fit.times = _Times.of(self.observations)
         return True

@@ -71,6 +71,11 @@ class StepObservation:
             tail_bytes=max(self.tail_bytes, other.tail_bytes),
         )
 
+    def timed_as(self, other: StepObservation) -> StepObservation:
+        """This one with the times of another, of the same runs."""
+        pairs = zip(self.runs, other.runs, strict=True)
+        return replace(self, runs=tuple(replace(a, seconds=b.seconds) for a, b in pairs))
+
     def profile(self) -> Profile:
         """This observation as a prediction of its own size, without born gradients."""
         runs = tuple(

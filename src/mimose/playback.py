@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from mimose.errors import ArgumentError
@@ -171,10 +171,7 @@ def _take_times(learned: list[StepObservation], timed: StepObservation) -> None:
     for at in reversed(range(len(learned))):
         former = learned[at]
         if (former.size, former.pattern) == (timed.size, timed.pattern):
-            seconds = [run.seconds for run in timed.runs]
-            pairs = zip(former.runs, seconds, strict=True)
-            runs = tuple(replace(run, seconds=took) for run, took in pairs)
-            learned[at] = replace(former, runs=runs)
+            learned[at] = former.timed_as(timed)
             return
 
 

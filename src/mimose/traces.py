@@ -185,15 +185,8 @@ class FirstLook:
         """While the block runs: which forward hooks inside it return nothing?"""
         modules = [module for module, _ in self._before if module is not self._block]
         hooked = [module for module in modules if module._forward_hooks]
-        originals = [(module, module._forward_hooks) for module in hooked]
-        for module, hooks in originals:
-            heard = [(key, self._heard(module, key, hook)) for key, hook in hooks.items()]
-            vars(module)["_forward_hooks"] = OrderedDict(heard)
-        try:
+        with _hooks(hooked, self._heard):
             yield
-        finally:
-            for module, hooks in originals:
-                vars(module)["_forward_hooks"] = hooks
 
     def _heard(self, module: nn.Module, key: int, hook: Callable[..., Any]) -> Callable[..., Any]:
         package = (getattr(hook, "__module__", None) or "").partition(".")[0]
@@ -240,10 +233,19 @@ def _without(onlookers: tuple[Hook, ...]) -> Iterator[None]:
     if not onlookers:
         yield
         return
-    originals = [(module, module._forward_hooks) for module in {module for module, _ in onlookers}]
+    modules = {module for module, _ in onlookers}
+    with _hooks(modules, lambda m, key, hook: None if (m, key) in onlookers else hook):
+        yield
+
+
+@contextmanager
+def _hooks(modules: Iterable[nn.Module], change: Callable[..., Any]) -> Iterator[None]:
+    """What `change` makes of each forward hook is in its place; None: it is not called."""
+    originals = [(module, module._forward_hooks) for module in modules]
     for module, hooks in originals:
-        rest = [(key, hook) for key, hook in hooks.items() if (module, key) not in onlookers]
-        vars(module)["_forward_hooks"] = OrderedDict(rest)
+        changed = [(key, change(module, key, hook)) for key, hook in hooks.items()]
+        present = OrderedDict((key, hook) for key, hook in changed if hook is not None)
+        vars(module)["_forward_hooks"] = present
     try:
         yield
     finally:
