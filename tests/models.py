@@ -28,10 +28,10 @@ _TINY = {
 }
 
 
-def bert(batch: int = 2, length: int = 9) -> Case:
+def bert(batch: int = 2, length: int = 9, **config: Any) -> Case:
     from transformers import BertConfig, BertForSequenceClassification
 
-    model = BertForSequenceClassification(BertConfig(vocab_size=50, **_TINY))
+    model = BertForSequenceClassification(BertConfig(vocab_size=50, **{**_TINY, **config}))
     return _text(model, batch, length, labels=torch.randint(0, 2, (batch,)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -19,7 +20,7 @@ from mimose.attach import RECOMPUTE_EVERYTHING, Attachment, BlockSeat, Director
 from mimose.blocks import find_blocks
 from mimose.control import Listener
 from mimose.errors import MimoseWarning
-from parts import DECODERS, AtRandom, bf16, train_model, without_cache
+from parts import DECODERS, AtRandom, Tally, bf16, train_model, without_cache
 
 LENGTH = {"gpt2": 9, "llama": 9, "lora": 9, "t5": 5}
 
@@ -396,3 +397,66 @@ def test_first_use_leaves_no_activation_behind() -> None:
         assert storages.live() == first
         del out
         assert storages.live() == 0
+
+
+class Twin(nn.Module):
+    """Counts its runs where no recompute is put back; may throw dice of Python's."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.rate = rate
+        self.tally = Tally()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.tally.starts += 1
+        if self.rate and random.random() < self.rate:
+            x = -x
+        return self.inner(x).tanh() * 2
+
+
+def test_blocks_of_one_make_are_tried_once() -> None:
+    """The first is run, tried and recomputed; those like it are not tried again."""
+    model = nn.Sequential(*(Twin() for _ in range(4)))
+    plain = copy.deepcopy(model)
+    x = torch.randn(3, 4, requires_grad=True)
+    attachment = attach(model, blocks=list(model))
+    model(x).sum().backward()
+    plain(x).sum().backward()
+    assert [block.tally.starts for block in model] == [3, 2, 2, 2]
+    assert all(seat.trusted for seat in attachment.seats)
+    assert_same_gradients(model, plain)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_block_of_the_same_class_that_does_something_else_is_tried_for_itself(seed: int) -> None:
+    model = nn.Sequential(Twin(), Twin(0.5), Twin(), Twin(0.5))
+    plain = copy.deepcopy(model)
+    x = torch.randn(3, 4, requires_grad=True)
+    random.seed(seed)
+    plain(x).sum().backward()
+    attach(model, blocks=list(model))
+    random.seed(seed)
+    model(x).sum().backward()
+    assert [block.tally.starts for block in model] == [3, 3, 2, 3]
+    assert_same_gradients(model, plain)
+
+
+def test_block_of_the_same_class_whose_forward_is_longer_is_tried_for_itself() -> None:
+    class Deep(nn.Module):
+        def __init__(self, times: int) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            self.times = times
+            self.tally = Tally()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.tally.starts += 1
+            for _ in range(self.times):
+                x = self.inner(x).tanh()
+            return x * 2
+
+    model = nn.Sequential(Deep(1), Deep(2), Deep(1), Deep(2))
+    attach(model, blocks=list(model))
+    model(torch.randn(3, 4, requires_grad=True)).sum().backward()
+    assert [block.tally.starts for block in model] == [3, 3, 2, 2]

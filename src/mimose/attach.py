@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +24,8 @@ from mimose.bypass import refuse_in_compiled_code
 from mimose.control import Listener, watch_backward
 from mimose.errors import ConflictError, warn
 from mimose.failure import is_out_of_memory
-from mimose.ranks import Spoken
+from mimose.likeness import make_of
+from mimose.ranks import Spoken, several
 from mimose.recompute import Found, Frame, foreign_hooks, hide_from_compiler
 from mimose.rehearsal import Rehearsal
 from mimose.rescue import Guard
@@ -95,6 +96,16 @@ class Seat:
         return type(None), ()
 
 
+class Tried:
+    """What the first runs of a model's blocks have shown that holds for others of their kind."""
+
+    def __init__(self) -> None:
+        self.stops: dict[type[nn.Module], bool] = {}
+        """Whether an early stop spares anything, by kind of block: counting is slow."""
+        self.makes: set[Hashable] = set()
+        """What was recomputed and compared: how a block is made, and what its forward saved."""
+
+
 class BlockSeat(Seat):
     """Sits on one block and runs it as the director says."""
 
@@ -112,8 +123,8 @@ class BlockSeat(Seat):
         "quiet",
         "run",
         "speaks_to",
-        "stops",
         "traces",
+        "tried",
         "trusted",
     )
 
@@ -122,11 +133,10 @@ class BlockSeat(Seat):
         block: Block,
         index: int,
         director: Director,
-        stops: dict[type[nn.Module], bool] | None = None,
+        tried: Tried | None = None,
     ) -> None:
         super().__init__(block.module)
-        self.stops = {} if stops is None else stops
-        """Whether an early stop spares anything, by kind of block: counting is slow."""
+        self.tried = Tried() if tried is None else tried
         self.name = block.name
         self.index = index
         self.director = director
@@ -301,6 +311,11 @@ class BlockSeat(Seat):
             out = frame.forward(args, kwargs)
         traces = look.traces()
         frame.found = _Found((exchanged, buffers, look.imprint(traces)))
+        make = self._make(frame, look, traces)
+        if make is not None and make in self.tried.makes:
+            frame.let_go()
+            self._trust(buffers, traces)
+            return out
         spoken = Spoken()
         try:
             if look.changed_a_parameter:  # a second run would change it again
@@ -313,12 +328,12 @@ class BlockSeat(Seat):
             return out  # recomputed without a verdict; the next run is tried again
         self.speaks_to = spoken.to()
         if rehearsal.problem is None:
-            self._settle(list({*buffers.changed(), *norm_places(self.module)}), traces)
-            self.trusted = True
             # Stopping takes an exception, tens of microseconds: only where it spares something.
             if rehearsal.operators_after_last is not None:
-                self.stops[type(self.module)] = rehearsal.operators_after_last != 0
-            self.early_stop = self.compiled is not None or self.stops[type(self.module)]
+                self.tried.stops[type(self.module)] = rehearsal.operators_after_last != 0
+            self._trust(buffers, traces)
+            if make is not None:
+                self.tried.makes.add(make)
         else:
             self.trusted = False
             warn(
@@ -328,8 +343,21 @@ class BlockSeat(Seat):
             )
         return out
 
+    def _trust(self, buffers: Snapshot, traces: Traces) -> None:
+        self._settle(list({*buffers.changed(), *norm_places(self.module)}), traces)
+        self.trusted = True
+        self.early_stop = self.compiled is not None or self.tried.stops[type(self.module)]
+
+    def _make(self, frame: Frame, look: FirstLook, traces: Traces) -> Hashable | None:
+        """What tells whether another block's verdict holds for this one; None if none can."""
+        if self.compiled is not None or traces or look.heard_hooks or look.changed_a_parameter:
+            return None
+        if several():  # who speaks to whom is found out by each block
+            return None
+        return make_of(self.module), tuple(frame.shapes), tuple(frame.dtypes)
+
     def _rehearse(self, frame: Frame, out: Any) -> Rehearsal:
-        count = self.compiled is None and type(self.module) not in self.stops
+        count = self.compiled is None and type(self.module) not in self.tried.stops
         return frame.rehearse(out, count_operators=count)
 
     def _frame(self, function: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Frame:
@@ -379,8 +407,8 @@ class Attachment:
 
     def __init__(self, model: nn.Module, blocks: list[Block], director: Director) -> None:
         self.takeover = Takeover(model, blocks)
-        stops: dict[type[nn.Module], bool] = {}
-        self.seats = [BlockSeat(block, i, director, stops) for i, block in enumerate(blocks)]
+        tried = Tried()
+        self.seats = [BlockSeat(block, i, director, tried) for i, block in enumerate(blocks)]
         self._looks = 0
         # Whoever still holds a handle of a model that is gone holds none of its tensors.
         self._at_the_end = weakref.finalize(model, _let_go, list(map(weakref.ref, self.seats)))

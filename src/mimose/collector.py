@@ -3,9 +3,10 @@
 The paper observes a block by running its forward twice. It is not needed: when every block is
 recomputed, the recompute is itself a forward with its activations kept, and at the points that our
 own recompute code owns everything can be read. `Ride` does that, at the price of plain
-checkpointing. `Shuttle` is the paper's way, for comparison, and for a look at what a block saves
-when its backward never comes. The paper's filter for nested layers is in the choice of blocks: no
-block lies inside another, so nothing is counted twice.
+checkpointing; and once it is known which blocks are alike, only some of each kind are recomputed.
+`Shuttle` is the paper's way, for comparison, and for a look at what a block saves when its backward
+never comes. The paper's filter for nested layers is in the choice of blocks: no block lies inside
+another, so nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mimose.buffers import Snapshot, places_in
 from mimose.clock import Clock
 from mimose.control import Listener
 from mimose.inputs import InputSize
+from mimose.kin import Sample
 from mimose.memory import Meter, Reading
 from mimose.observations import Observation, Pattern, Run, StepObservation
 from mimose.trees import argument_tensors, bytes_given, bytes_of, storage_bytes, storage_of
@@ -51,10 +53,15 @@ class _Seen:
     back: int = 0
     begun: Any = None
     ended: Any = None
+    kept: bool = False
+    """Whether others, that are recomputed, tell of it."""
 
 
 class Ride(Listener):
-    """Rides on the recomputes of one step in which every block is recomputed."""
+    """Rides on the recomputes of one step in which every block is recomputed, or a sample."""
+
+    samples = True
+    """Whether some runs may be kept, if others tell of them."""
 
     def __init__(
         self,
@@ -63,7 +70,9 @@ class Ride(Listener):
         parameters: Sequence[torch.nn.Parameter],
         stale: Stale,
         in_use_before: int | None = None,
+        sample: Sample | None = None,
     ) -> None:
+        self._sample = sample
         self._meter = meter
         self._clock = clock
         self._stale = stale
@@ -80,6 +89,7 @@ class Ride(Listener):
         self._runs: list[_Seen] = []
         self._counts: dict[int, int] = {}
         self._latest: _Seen | None = None
+        self._last_recomputed = -1
         self._head_forward = 0
         self._head_backward: int | None = None
         self._tail: int | None = None
@@ -89,10 +99,15 @@ class Ride(Listener):
         self._held_before = meter.read().held
         self._held_after = 0
         self._spoiled = False
+        self._rehearsed = False
         self._over = False
+        self._left = False
+        """Whether the backward has left the run that was recomputed last."""
+        self.straight = True
+        """Whether blocks were recomputed in the reverse order of their forwards."""
 
-    def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> None:
-        """A block's forward is about to start."""
+    def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+        """A block's forward is about to start; whether it will be recomputed."""
         reading = self._read()
         if self._base is None:
             self._base = reading.in_use
@@ -104,12 +119,15 @@ class Ride(Listener):
         self._counts[seat.index] = nth + 1
         seat.run = len(self._runs)
         seat.listener = self
-        self._spoiled |= seat.trusted is None  # its first run is a rehearsal as well
+        self._rehearsed |= seat.trusted is None  # its first run is a rehearsal as well
         given = bytes_given(args, kwargs)
         start = reading.in_use - self._base
         gradient_bytes = 0 if self._born_in_step else _gradient_bytes(seat.module)
         run = _Seen((seat.index, nth), gradient_bytes, given, start)
         self._runs.append(run)
+        if self._sample is not None and seat.trusted:
+            run.kept = seat.guarded = not self._sample.again.get(run.key, True)
+        return not run.kept
 
     def forward_ends(
         self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
@@ -127,7 +145,13 @@ class Ride(Listener):
             self._head_forward = max(self._head_forward, self._read().peak - self._base)
 
     def spoil(self) -> None:
-        """What is seen of this step will not count: something of the last one dies in it."""
+        """What is seen of this step will not count: something of the last one dies in it, say."""
+        self._spoiled = True
+
+    def keep_no_more(self) -> None:
+        """A kept run has run out of memory: whatever comes is recomputed, and nothing counts."""
+        if self._sample is not None:
+            self._sample = self._sample._replace(again={})
         self._spoiled = True
 
     def before_recompute(self, block: int) -> None:
@@ -139,8 +163,10 @@ class Ride(Listener):
         if self._head_backward is None:
             self._stale_bytes = self._stale.died() + self._cleared_bytes()
             self._head_backward = reading.peak - self._base + self._stale_bytes
-        elif self._latest is not None:
+        elif self._latest is not None and not self._left:
             self._latest.back = max(self._latest.back, reading.peak - self._latest.after)
+        self.straight &= self._latest is None or block < self._last_recomputed
+        self._last_recomputed = block
         self._note_born()
         run.before = reading.in_use
         run.born = self._born
@@ -157,7 +183,14 @@ class Ride(Listener):
         run.after = reading.in_use
         run.saved = reading.in_use - run.before
         run.spike = reading.peak - run.before
-        self._latest = run
+        self._latest, self._left = run, False
+
+    def backward_begins(self, block: int) -> None:
+        if not self._runs[block].kept or self._over or self._latest is None or self._left:
+            return
+        # What comes is another run's backward.
+        self._latest.back = max(self._latest.back, self._read().peak - self._latest.after)
+        self._left = True
 
     def backward_ends(self, block: int) -> None:
         if block == 0 and not self._over and self._latest is not None and self._tail is None:
@@ -192,15 +225,21 @@ class Ride(Listener):
             return None
         return self.pattern, tuple(run.born for run in self._runs)
 
-    def observation(self, size: InputSize) -> StepObservation | None:
+    @property
+    def kept(self) -> int:
+        """How many runs were not recomputed, since others tell of them."""
+        return sum(run.kept for run in self._runs)
+
+    def observation(self, size: InputSize, *, rough: bool = False) -> StepObservation | None:
         """What was seen; None if it does not count, since nothing was recomputed, say.
 
-        While the device has not got far enough to tell all times, bytes stand in for them.
+        While the device has not got far enough to tell all times, bytes stand in for them. If a
+        rough one will do, it may have been a step in which blocks were tried out.
         """
-        if self._head_backward is None or self._spoiled:
+        if self._head_backward is None or self._spoiled or (self._rehearsed and not rough):
             return None
         timed = self.timed
-        return StepObservation(
+        seen = StepObservation(
             size=size,
             pattern=self.pattern,
             runs=tuple(self._finished(run, timed=timed) for run in self._runs),
@@ -210,6 +249,11 @@ class Ride(Listener):
             prelude_bytes=self._prelude(),
             gradients_born=self._born_in_step,
         )
+        if not self.kept:
+            return seen
+        assert self._sample is not None
+        kept = [run.kept for run in self._runs]
+        return self._sample.kin.complete(seen, kept) if self.straight else None
 
     def _prelude(self) -> int | None:
         if self._in_use_before is None or self._base is None:
@@ -233,10 +277,16 @@ class Ride(Listener):
         saves itself, nor anything that somebody else still refers to: masks, collected states.
         """
         run = self._runs[-1]
-        if len(self._runs) > 1 and not self._runs[-2].out_saved:
+        if len(self._runs) > 1 and not self._saves_its_output(-2):
             alone = [ref for ref in run.idle if _references(ref) <= _ONE_HOLDER]
             run.idle_bytes = sum(_bytes_behind(ref) for ref in alone)
         run.idle = []
+
+    def _saves_its_output(self, at: int) -> bool:
+        run = self._runs[at]
+        if not run.kept or self._sample is None:
+            return bool(run.out_saved)
+        return self._sample.kin.saves_its_output(run.key)
 
     def _finished(self, run: _Seen, *, timed: bool) -> Observation:
         # Where gradients are added to existing ones, each is freed at once; where they come into
@@ -290,11 +340,13 @@ class Shuttle(Ride):
     buffers as they were; the levels around it still come from the recompute.
     """
 
+    samples = False
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._looked: dict[int, tuple[int, int, Any, Any]] = {}
 
-    def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> None:
+    def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         super().run_begins(seat, args, kwargs)
         ambient = Ambient(argument_tensors(args, kwargs), preserve_rng=True)
         buffers = Snapshot(places_in(seat.module))
@@ -307,6 +359,7 @@ class Shuttle(Ride):
         self._looked[seat.run] = (kept, after.peak - before, begun, ended)
         del out
         self._meter.reset_peak()
+        return True
 
     def forward_ends(
         self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]

@@ -123,6 +123,8 @@ class Engine:
         self._herald.recomputed_instead(seat.name)
         if isinstance(self._step, PlannedStep):
             self._step.recompute_the_rest()
+        elif isinstance(self._step, ObservedStep):
+            self._step.ride.keep_no_more()
 
     def forward_begins(self, args: Any, kwargs: Any) -> None:
         """The root's forward is called in training."""
@@ -182,7 +184,9 @@ class Engine:
             self._enter(self._setting, regime)
         reading = self._setting.meter.read()
         began = time.perf_counter()
-        step = self._planned(self._setting, size, reading) or self._observed(self._setting, size)
+        step: Step | None = self._planned(self._setting, size, reading)
+        if step is None:
+            step = self._observed(self._setting, size, reading)
         planning_seconds = time.perf_counter() - began
         self._stats.step_opened(step, reading, planning_seconds)
         if self._herald.recorder is not None:
@@ -258,7 +262,10 @@ class Engine:
         again = self._agreement.agree(None if decision is None else decision.cached.again)
         return None if decision is None or again is None else decision.with_choices(again)
 
-    def _observed(self, setting: Setting, size: InputSize) -> ObservedStep:
+    def _observed(self, setting: Setting, size: InputSize, reading: Reading) -> ObservedStep:
+        sample = None
+        if self._collector.samples and not self._agreement.needed:
+            sample = self._scheduler.sample(setting, size, reading, self._stale.expected())
         setting.meter.reset_peak()
         ride = self._collector(
             setting.meter,
@@ -266,6 +273,7 @@ class Engine:
             setting.gradients.parameters,
             self._stale,
             self._in_use_before,
+            sample,
         )
         if self._after_broken_step:  # the engine lets go of its memory in the middle of this one
             ride.spoil()
@@ -284,8 +292,10 @@ class Engine:
             self._herald.recorder.step_over(step.size, None, step.ride.peak, None, reserve)
         if step.ride.born is not None:
             self._scheduler.knowledge.note_born(*step.ride.born)
-        if self._stats.steps > 1:  # the first has no optimizer state and makes workspaces
+        if self._stats.steps > 1:
             self._lessons.add(step)
+        else:  # it has no optimizer state, makes workspaces and tries blocks out
+            self._note_kin(step, step.ride.observation(step.size, rough=True))
 
     def _planned_step_over(self, step: PlannedStep) -> None:
         assert self._setting is not None
@@ -308,6 +318,9 @@ class Engine:
         """Learn from observed steps at once; take their times in when the device can tell."""
         for lesson in self._lessons.new():
             observation = lesson.observation()
+            if observation is None and lesson.step.ride.kept:
+                self._scheduler.knowledge.not_alike(lesson.step.size)
+            self._note_kin(lesson.step, observation)
             if observation is not None:
                 self._learn(observation)
                 lesson.knowledge, lesson.regime = self._scheduler.knowledge, self._scheduler.regime
@@ -318,6 +331,10 @@ class Engine:
             lesson.knowledge.take_times(observation)
             if self._herald.recorder is not None:
                 self._herald.recorder.timed(observation, lesson.regime)
+
+    def _note_kin(self, step: ObservedStep, observation: StepObservation | None) -> None:
+        if observation is not None and step.ride.straight and not step.ride.kept:
+            self._scheduler.knowledge.note_kin(observation)
 
     def _learn(self, observation: StepObservation) -> None:
         was_ready = self._scheduler.knowledge.ready
@@ -359,6 +376,9 @@ class Engine:
         if self._setting is not None:
             at = planned.predicted_peak if planned else self._setting.budget_bytes
             self._setting.failed(at)
+        if isinstance(step, ObservedStep) and not step.over and step.ride.kept:
+            self._scheduler.knowledge.not_alike(step.size)
+            return True
         return planned is not None and bool(planned.plan.kept)
 
     def failed_in_forward(self) -> bool:

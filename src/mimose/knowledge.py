@@ -9,12 +9,15 @@ from typing import Any
 from mimose.adaptation import Adaptation
 from mimose.estimator import Estimator
 from mimose.inputs import InputSize, Layout
+from mimose.kin import Kin
 from mimose.observations import Pattern, StepObservation
 from mimose.timeline import Profile
 
 _ENOUGH = 12
 """Observations after which sizes that cannot be predicted are no longer observed for their own
 sake, if a larger one tells enough."""
+_MOST_STRANGERS = 2
+"""How often runs may be taken for alike that are not, before all are looked at for good."""
 
 
 class Knowledge:
@@ -30,6 +33,8 @@ class Knowledge:
         self._preferred: dict[Layout, Estimator] = {}
         self._largest: dict[Layout, InputSize] = {}
         self._born: dict[Pattern, tuple[int, ...]] = {}
+        self._kin: dict[Layout, Kin] = {}
+        self._strangers = 0
         self.adaptation = Adaptation()
         self.version = 0
         self.mark = object()
@@ -68,6 +73,7 @@ class Knowledge:
         if void:
             self._estimators = {key: self._estimators[key]}
             self._preferred, self._largest = {}, {key[0]: observation.size}
+            self._kin = {}
         self._prefer(observation.size.layout)
         if observation.gradients_born:
             self.note_born(observation.pattern, observation.born_bytes)
@@ -87,6 +93,31 @@ class Knowledge:
     def note_born(self, pattern: Pattern, born_bytes: tuple[int, ...]) -> None:
         """Gradients came into being in this order: exact, whatever else the step was like."""
         self._born[pattern] = born_bytes
+
+    def note_kin(self, seen: StepObservation) -> None:
+        """A step that was seen whole shows which runs are alike."""
+        kin, known = Kin.among(seen), self._kin.get(seen.size.layout)
+        if known is None or known.seen.pattern != seen.pattern or len(kin) >= len(known):
+            self._kin[seen.size.layout] = kin
+
+    def not_alike(self, size: InputSize) -> None:
+        """What was taken for alike was not in a step of this size: the next is seen whole."""
+        self._strangers += 1
+        self._kin.pop(size.layout, None)
+
+    def kin_for(self, size: InputSize) -> Kin | None:
+        """The runs that tell of each other in a step of this size, if any are known to."""
+        kin, estimator = self._kin.get(size.layout), self._estimator_for(size)
+        if kin is None or self._strangers >= _MOST_STRANGERS:
+            return None
+        if estimator is not None and (estimator.noisy or estimator.pattern != kin.seen.pattern):
+            return None
+        return kin
+
+    def seen_like(self, size: InputSize) -> list[StepObservation]:
+        """What counts, of steps laid out like this one."""
+        estimator = self._estimator_for(size)
+        return [] if estimator is None else estimator.observations
 
     def predict(self, size: InputSize) -> Profile | None:
         """The profile at `size`, without born gradients; None where too little is known."""

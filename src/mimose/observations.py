@@ -35,6 +35,22 @@ class Observation:
     fixed: bool
     input_bytes: int = 0
 
+    def cost(self) -> RunCost:
+        """The same as a prediction."""
+        return RunCost(
+            start=self.start_bytes,
+            forward=self.forward_bytes,
+            entry=self.entry_bytes,
+            saved=self.saved_bytes,
+            spike=self.spike_bytes,
+            back=self.back_bytes,
+            out_saved=self.out_saved_bytes,
+            in_idle=self.in_idle_bytes,
+            nanoseconds=round(self.seconds * 1e9),
+            fixed=self.fixed,
+            input=self.input_bytes,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepObservation:
@@ -78,22 +94,7 @@ class StepObservation:
 
     def profile(self) -> Profile:
         """This observation as a prediction of its own size, without born gradients."""
-        runs = tuple(
-            RunCost(
-                start=run.start_bytes,
-                forward=run.forward_bytes,
-                entry=run.entry_bytes,
-                saved=run.saved_bytes,
-                spike=run.spike_bytes,
-                back=run.back_bytes,
-                out_saved=run.out_saved_bytes,
-                in_idle=run.in_idle_bytes,
-                nanoseconds=round(run.seconds * 1e9),
-                fixed=run.fixed,
-                input=run.input_bytes,
-            )
-            for run in self.runs
-        )
+        runs = tuple(run.cost() for run in self.runs)
         head = self.head_forward_bytes, self.head_backward_bytes
         return Profile(self.size, runs, *head, self.tail_bytes, self.prelude_bytes or 0)
 

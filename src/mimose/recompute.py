@@ -215,7 +215,7 @@ class Frame:
                 rebuilt = self._replay(watch.pack)
         except Exception as error:
             if is_out_of_memory(error):
-                self._let_go()
+                self.let_go()
                 raise
             return Rehearsal(f"it raised {type(error).__name__}: {error}")
         if watch.packed != len(self.shapes):
@@ -229,10 +229,11 @@ class Frame:
                 return Rehearsal("its outputs have other values")
         except Exception as error:  # nested tensors, say
             return Rehearsal(f"its outputs cannot be compared ({type(error).__name__}: {error})")
-        self._let_go()
+        self.let_go()
         return Rehearsal(None, watch.operators_since if count_operators else None)
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Keep nothing any more: the backward recomputes."""
         self.keeping = False
         self.rebuilt = []
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mimose.inputs import InputSize
+from mimose.kin import Sample
 from mimose.knowledge import Knowledge
 from mimose.memory import Reading
 from mimose.observations import Run, StepObservation
@@ -33,6 +34,8 @@ _AT_STAKE = 0.7
 """The share of the limit from which on a doubt matters even if nothing is recomputed."""
 _GUARDED = 0.12
 """The share of the budget below the limit in which a kept run is guarded."""
+_SPARE = 0.03
+"""The share of the budget that is left free, beside the reserve, where a size is only guessed."""
 _NEAR = 0.9
 """The share of what is available from which on a doubtful plan is watched."""
 
@@ -73,8 +76,10 @@ class Scheduler:
         self._regime: Regime | None = None
         self._surprises = 0
         self._look_again = False
+        self._look_at_all = False
         self._planned = 0
         self._shares = getattr(planner, "shares", False)
+        self._samples = isinstance(planner, Optimal)
 
     def enter(self, regime: Regime) -> str | None:
         """A step runs in this regime; if it is a new one, what is different from the last one."""
@@ -97,17 +102,12 @@ class Scheduler:
         shared = knowledge.sharing(size)
         pattern = knowledge.pattern_for(shared)
         if pattern is None or (self._look_again and self.strictness == AS_PLANNED):
+            self._look_at_all |= self._look_again
             self._look_again = False
             return self._unknown()
         if setting.note_failures(reading):
             knowledge.adaptation.ran_out()
-        available = setting.available(reading.in_use)
-        if knowledge.adaptation.margin:
-            available = int(available / (1 + knowledge.adaptation.margin))
-        # What is stale takes from the forward and is given back in the backward: the most that it
-        # may be is taken, the least given back.
-        least, most = setting.bracket(stale_bytes)
-        available = setting.rounded(available + stale_bytes) - most
+        available, least = self._available(setting, reading, stale_bytes)
         missing = setting.gradients.missing()
         leaving = setting.gradients.leaving_bytes(missing)
         stale = least + leaving
@@ -131,6 +131,43 @@ class Scheduler:
                 self.cache.shelve(kind, shared, available, cached)
         watched = self._watched(setting, cached, available)
         return Decision(cached, available, watched, new, exact)
+
+    def _available(self, setting: Setting, reading: Reading, stale_bytes: int) -> tuple[int, int]:
+        """What the step may rise by, and how much of what is stale is given back in its backward.
+
+        What is stale takes from the forward: the most that it may be is taken, the least given
+        back.
+        """
+        available = setting.available(reading.in_use)
+        margin = self.knowledge.adaptation.margin
+        if margin:
+            available = int(available / (1 + margin))
+        least, most = setting.bracket(stale_bytes)
+        return setting.rounded(available + stale_bytes) - most, least
+
+    def sample(
+        self, setting: Setting, size: InputSize, reading: Reading, stale_bytes: int
+    ) -> Sample | None:
+        """What to keep in a step that is observed, where some runs tell of others.
+
+        Not after a failure or in doubt: then everything is looked at. Nor where the planner has a
+        mind of its own about what to keep.
+        """
+        in_doubt = self._look_at_all or self.knowledge.adaptation.in_doubt
+        self._look_at_all = False
+        kin = self.knowledge.kin_for(size)
+        if kin is None or in_doubt or self.strictness != AS_PLANNED or not self._samples:
+            return None
+        missing = setting.gradients.missing()
+        if any(missing) != kin.seen.gradients_born:
+            return None
+        available, stale = self._available(setting, reading, stale_bytes)
+        leaving = setting.gradients.leaving_bytes(missing)
+        missing_bytes = setting.gradients.missing_bytes(missing) + leaving
+        born = self.knowledge.born_bytes(kin.seen.pattern, missing_bytes)
+        in_step = (born, stale + leaving, missing_bytes)
+        available -= int(_SPARE * setting.budget_bytes)
+        return kin.sample(size, self.knowledge.seen_like(size), in_step, available)
 
     def new_plan(
         self,

@@ -1,8 +1,8 @@
 """One training step, from its first block's forward to the end of its backward.
 
 The two phases of the paper are two kinds of step: in an `ObservedStep` every block is recomputed
-and looked at (sheltered execution), in a `PlannedStep` each block does as the plan says
-(responsive execution). Which one a batch gets is decided when its first block starts.
+and looked at, or some of each kind are (sheltered execution); in a `PlannedStep` each block does as
+the plan says (responsive execution). Which one a batch gets is decided when its first block starts.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Sentinel:
 
 
 class ObservedStep(Step):
-    """Every block is recomputed, and the collector rides along."""
+    """Blocks are recomputed, and the collector rides along."""
 
     def __init__(self, size: InputSize, ride: Ride, when_over: Callable[[Any], None]) -> None:
         super().__init__(size, when_over)
@@ -113,8 +113,7 @@ class ObservedStep(Step):
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         if self._watch_next:
             seat.after = self.watch
-        self.ride.run_begins(seat, args, kwargs)
-        return True
+        return self.ride.run_begins(seat, args, kwargs)
 
     def model_returns(self, out: Any) -> None:
         self.ride.model_returns()

@@ -59,7 +59,7 @@ class Trial:
         return cls(
             seed=seed,
             model=dice.choice(list(MAKERS)),
-            layers=dice.randint(2, 4),
+            layers=dice.randint(2, 6),
             share=dice.choice([0.2, 0.4, 0.7, 1.2]),
             enforce=dice.random() < 0.6,
             retry=dice.random() < 0.8,
@@ -321,8 +321,8 @@ def liar(factor: float) -> type[Ride]:
     """A collector that sees everything larger, or smaller, than it is."""
 
     class Liar(Ride):
-        def observation(self, size: InputSize) -> StepObservation | None:
-            true = super().observation(size)
+        def observation(self, size: InputSize, *, rough: bool = False) -> StepObservation | None:
+            true = super().observation(size, rough=rough)
             if true is None:
                 return None
             return replace(

@@ -1,0 +1,170 @@
+"""Runs that are alike: while a step is observed, one that is recomputed tells of the others.
+
+Most models are one block, many times over. Once a step has shown which runs cost the same, another
+size can be observed while most blocks are kept: at least one of each kind is recomputed and looked
+at, and what a kept one adds to the memory in use is held against what it should add.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from mimose.inputs import InputSize
+from mimose.observations import Observation, Run, StepObservation
+from mimose.planners import Optimal
+from mimose.timeline import Profile, RunCost, peak
+
+_SAME = 0.005
+"""The difference, as a share of what a run saves, up to which two runs are alike."""
+_AS_EXPECTED = 0.02
+"""The difference, likewise, up to which a kept run has added what it should."""
+_FIXED = RunCost._fields.index("fixed")
+_MOST_SCALING = 4.0
+"""How much more than what was seen a size may take to be guessed from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kin:
+    """Which runs of a step are alike, as one step has shown; and what they cost in it."""
+
+    seen: StepObservation
+    kinds: tuple[int, ...]
+    """For each run the first one that it is like. The first and the last run are like no other:
+    beside them are the model's own parts."""
+
+    def __len__(self) -> int:
+        """How many kinds there are."""
+        return len(set(self.kinds))
+
+    @classmethod
+    def among(cls, seen: StepObservation) -> Kin:
+        """The kin in a step that was seen whole."""
+        kinds: list[int] = []
+        for k, run in enumerate(seen.runs):
+            inner = 0 < k < len(seen.runs) - 1
+            known = (j for j in dict.fromkeys(kinds) if j and _alike(seen.runs[j], run))
+            kinds.append(next(known, k) if inner else k)
+        return cls(seen, tuple(kinds))
+
+    def sample(
+        self,
+        size: InputSize,
+        others: Iterable[StepObservation],
+        in_step: tuple[Sequence[int], int, int],
+        available_bytes: int,
+    ) -> Sample | None:
+        """What to keep while a step of this size is observed; None if nothing can be.
+
+        `others` are what was seen besides.
+        """
+        same = [self.seen, *(other for other in others if other.pattern == self.seen.pattern)]
+        nearest = min(same, key=lambda seen: (_growth(seen.size, size), seen.head_forward_bytes))
+        factor = _growth(nearest.size, size)
+        if factor > _MOST_SCALING:
+            return None
+        profile = _scaled(nearest.profile(), factor).in_step(*in_step)
+        choices = list(Optimal().plan(profile, available_bytes).recompute)
+        choices[0] = choices[-1] = True
+        for kind in dict.fromkeys(self.kinds):
+            members = [k for k, of in enumerate(self.kinds) if of == kind]
+            if not any(choices[k] for k in members):
+                choices[members[-1]] = True
+        if all(choices) or peak(profile, choices) > available_bytes:
+            return None
+        return Sample(self, dict(zip(self.seen.pattern, choices, strict=True)))
+
+    def complete(self, partly: StepObservation, kept: Sequence[bool]) -> StepObservation | None:
+        """The observation of a step, some runs of which were kept, as if none had been.
+
+        None if a kept run added something else to the memory in use than its kin would have.
+        """
+        if partly.pattern != self.seen.pattern or partly.gradients_born != self.seen.gradients_born:
+            return None
+        runs, above = [], 0
+        for k, run in enumerate(partly.runs):
+            start = run.start_bytes - above
+            if not kept[k]:
+                runs.append(_moved(run, start))
+                continue
+            at = self._teller(k, kept)
+            teller = partly.runs[at]
+            added = partly.runs[k + 1].start_bytes - run.start_bytes
+            growth = added - (partly.runs[at + 1].start_bytes - teller.start_bytes)
+            if abs(growth - teller.cost().growth) > _AS_EXPECTED * teller.saved_bytes:
+                return None
+            born = self.seen.runs[k].born_bytes
+            runs.append(replace(_moved(teller, start), born_bytes=born))
+            above += growth
+        return replace(
+            partly,
+            runs=tuple(runs),
+            head_forward_bytes=partly.head_forward_bytes - above,
+            head_backward_bytes=partly.head_backward_bytes - above,
+        )
+
+    def saves_its_output(self, run: Run) -> bool:
+        """Whether a kept run, by what was seen of it, keeps its output itself."""
+        known = dict(zip(self.seen.pattern, self.seen.runs, strict=True)).get(run)
+        return known is not None and known.out_saved_bytes > 0
+
+    def _teller(self, k: int, kept: Sequence[bool]) -> int:
+        alike = (j for j, kind in enumerate(self.kinds) if kind == self.kinds[k])
+        return next(j for j in alike if not kept[j])
+
+
+class Sample(NamedTuple):
+    """A step that is observed in part: what is recomputed in it, and who tells of the rest."""
+
+    kin: Kin
+    again: Mapping[Run, bool]
+
+
+def _alike(a: Observation, b: Observation) -> bool:
+    if a.fixed or b.fixed:
+        return a.fixed and b.fixed
+    pairs = zip(_own(a), _own(b), strict=True)
+    return all(abs(x - y) <= _SAME * a.saved_bytes for x, y in pairs)
+
+
+def _own(run: Observation) -> tuple[int, ...]:
+    """What a run costs, wherever in the step it is."""
+    return (
+        run.entry_bytes - run.start_bytes,
+        run.saved_bytes,
+        run.spike_bytes,
+        run.back_bytes,
+        run.out_saved_bytes,
+        run.in_idle_bytes,
+        run.input_bytes,
+    )
+
+
+def _moved(run: Observation, start: int) -> Observation:
+    """The same run where so much is in use when it starts."""
+    by = start - run.start_bytes
+    forward, entry = run.forward_bytes + by, run.entry_bytes + by
+    return replace(run, start_bytes=start, forward_bytes=forward, entry_bytes=entry)
+
+
+def _scaled(profile: Profile, factor: float) -> Profile:
+    """A profile that is no lower than at a size that takes at most so many times more."""
+    if factor == 1:
+        return profile
+
+    def more(*numbers: int) -> tuple[int, ...]:
+        return tuple(math.ceil(number * factor) for number in numbers)
+
+    runs = (RunCost._make((*more(*run[:_FIXED]), *run[_FIXED:])) for run in profile.runs)
+    head_and_tail = more(profile.head_forward, profile.head_backward, profile.tail)
+    return Profile(profile.size, tuple(runs), *head_and_tail)
+
+
+def _growth(seen: InputSize, size: InputSize) -> float:
+    """By how much a size may take more memory than one that was seen, at most."""
+    if seen.layout != size.layout:
+        return math.inf
+    larger = {(a, b) for a, b in zip(seen.dims, size.dims, strict=True) if b > a}
+    return math.prod((b / a) ** 2 if a else math.inf for a, b in larger)
