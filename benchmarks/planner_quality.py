@@ -27,7 +27,7 @@ from mimose.memory import meter_for
 from mimose.observations import StepObservation
 from mimose.planners import Optimal, RecomputeAll
 from mimose.steps import ObservedStep, PlannedStep
-from mimose.timeline import recompute_nanoseconds
+from mimose.timeline import peak, recompute_nanoseconds
 from tasks import TASKS, Task
 
 
@@ -58,12 +58,12 @@ class Bench:
         with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
             loss = model(**batch).loss
         loss.backward()
-        peak = self.meter.read().peak
+        highest = self.meter.read().peak
         optimizer.step()
         optimizer.zero_grad()
         if self.cuda:
             torch.cuda.synchronize()
-        return time.perf_counter() - began, peak
+        return time.perf_counter() - began, highest
 
     def plain_peaks(self) -> dict[int, int]:
         """Peak by length without checkpointing: lengths over the range, joined by a quadratic."""
@@ -103,18 +103,18 @@ class Bench:
             hits = handle._scheduler.cache.hits
             spent = handle._stats.planning_seconds
             try:
-                seconds, peak = self.step(model, optimizer, length)
+                seconds, highest = self.step(model, optimizer, length)
             except torch.OutOfMemoryError:
                 out_of_memory += 1
                 optimizer.zero_grad()
                 continue
             held = max(held, self.meter.read().peak_held)
-            row = {"length": length, "seconds": seconds, "peak": peak, "planned": False}
+            row = {"length": length, "seconds": seconds, "peak": highest, "planned": False}
             row["planning_us"] = (handle._stats.planning_seconds - spent) * 1e6
             row["from_cache"] = handle._scheduler.cache.hits > hits
             step = handle._step
             if isinstance(step, PlannedStep):
-                row.update(self._judged(handle, step, oracle[length], peak))
+                row.update(self._judged(handle, step, oracle[length]))
             rows.append(row)
         stats = handle.stats()
         handle.detach()
@@ -130,18 +130,20 @@ class Bench:
             "rows": rows,
         }
 
-    def _judged(
-        self, handle: Any, step: PlannedStep, truth: StepObservation, peak: int
-    ) -> dict[str, Any]:
+    def _judged(self, handle: Any, step: PlannedStep, truth: StepObservation) -> dict[str, Any]:
         """A planned step beside the plan that exact knowledge would have made of the same bytes."""
         budget, reserve = handle.budget_bytes, handle._setting.reserve.bytes
         available = budget - reserve - step.start.in_use
         exact = truth.profile().in_step(truth.born_bytes, 0, handle._setting.gradients.bytes)
         best = Optimal().plan(exact, available)
-        ours = step.plan
+        ours, predicted = step.plan, step.predicted_peak
+        if not step.exact:  # a plan that it shares with a larger size, and that one's prediction
+            known = handle._scheduler.knowledge.predict(step.size)
+            known = known.in_step(truth.born_bytes, 0, handle._setting.gradients.bytes)
+            predicted = step.start.in_use + peak(known, ours.recompute)
         return {
             "planned": True,
-            "predicted": step.predicted_peak,
+            "predicted": predicted,
             "kept": ours.kept,
             "best_kept": best.kept,
             "recompute_ns": recompute_nanoseconds(exact, ours.recompute),

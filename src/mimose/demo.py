@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from mimose.budget import text_of
-from mimose.memory import meter_for
+from mimose.memory import meter_for, use_expandable_segments
 from mimose.session import Mimose, auto_checkpoint
 
 STEPS = 40
@@ -176,6 +176,7 @@ def train(shape: Shape, device: torch.device, way: Way, watch: Callable[..., Non
     gc.collect()
     torch.manual_seed(0)
     meter = meter_for(device)
+    meter.release_cached()
     model = Encoder(shape).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     handle = way.attach(model)
@@ -280,7 +281,10 @@ def compare(watcher: Watcher, record: Path | None = None) -> Outcome:
 
 
 def the_device() -> torch.device:
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    use_expandable_segments()
+    return torch.device("cuda", 0)
 
 
 def tell(outcome: Outcome) -> None:

@@ -7,6 +7,7 @@ are counted, so that a budget means the same and the whole library can be tried 
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -132,6 +133,21 @@ class CudaMeter(Meter):
             self._former_share = former(self._index)
         share = min(1.0, number_of_bytes / self.device_bytes)
         torch.cuda.set_per_process_memory_fraction(share, self._index)
+
+
+def use_expandable_segments() -> None:
+    """Let CUDA's allocator put varying sizes side by side, unless somebody has set it up already.
+
+    For programs: the environment is the documented way, and may be too late by now.
+    """
+    if "PYTORCH_ALLOC_CONF" in os.environ or "PYTORCH_CUDA_ALLOC_CONF" in os.environ:
+        return
+    setting = os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    change = change or getattr(torch.cuda.memory, "_set_allocator_settings", None)
+    if change is not None:
+        with suppress(RuntimeError):
+            change(setting)
 
 
 def _expandable_segments_are_off() -> bool:

@@ -69,6 +69,8 @@ class Stats:
         now = time.perf_counter()
         self._began = now if self._began is None else self._began
         self.seconds = now - self._began
+        if not self.steps:  # what was before is not of this run
+            reading = reading._replace(peak=reading.in_use, peak_held=reading.held)
         self.steps += 1
         self.planning_seconds += planning_seconds
         self.last_size = step.size

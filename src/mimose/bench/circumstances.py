@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import platform
@@ -13,7 +12,7 @@ import torch
 
 import mimose
 from mimose.bench.extras import BenchError, need
-from mimose.memory import meter_for
+from mimose.memory import meter_for, use_expandable_segments
 
 
 def settle_device(asked: str | None) -> str:
@@ -27,19 +26,11 @@ def settle_device(asked: str | None) -> str:
             "leave it out, or say --device cpu for small models"
         )
     if name.startswith("cuda"):
-        _prepare_cuda()
+        torch.set_float32_matmul_precision("high")  # TF32
+        # Batches of varying size leave the memory in fragments otherwise, for every contestant.
+        # What holds in the end is in the results file.
+        use_expandable_segments()
     return name
-
-
-def _prepare_cuda() -> None:
-    torch.set_float32_matmul_precision("high")  # TF32
-    if "PYTORCH_ALLOC_CONF" in os.environ or "PYTORCH_CUDA_ALLOC_CONF" in os.environ:
-        return
-    # Batches of varying size leave the memory in fragments otherwise, for every contestant. The
-    # environment may be too late by now; what holds in the end is in the results file.
-    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-    with contextlib.suppress(AttributeError, RuntimeError):
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
 
 def circumstances(device: str) -> dict[str, Any]:

@@ -64,7 +64,8 @@ class _Mimose(Contestant):
             step = self.handle._last_step
             ride: Ride | None = step.ride if isinstance(step, ObservedStep) else None
             runs = len(self.match.survey.observations[0].pattern)
-            return StepNote(recomputed=runs, observed=True, peak_bytes=ride.peak if ride else 0)
+            kept, peak = (ride.kept, ride.peak) if ride else (0, 0)
+            return StepNote(recomputed=runs - kept, observed=True, peak_bytes=peak)
         if planned:
             return StepNote(
                 recomputed=recomputed,
