@@ -137,8 +137,8 @@ class Bench:
         exact = truth.profile().in_step(truth.born_bytes, 0, handle._setting.gradients.bytes)
         best = Optimal().plan(exact, available)
         ours, predicted = step.plan, step.predicted_peak
-        if not step.exact:  # a plan that it shares with a larger size, and that one's prediction
-            known = handle._scheduler.knowledge.predict(step.size)
+        known = handle._scheduler.knowledge.predict(step.size)
+        if not step.exact and known is not None:  # else a larger size's plan, and its prediction
             known = known.in_step(truth.born_bytes, 0, handle._setting.gradients.bytes)
             predicted = step.start.in_use + peak(known, ours.recompute)
         return {

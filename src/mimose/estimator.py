@@ -16,6 +16,7 @@ noisy, and predictions are the upper end of what was seen.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -149,6 +150,10 @@ class Estimator:
         """Whether a size lies between those seen."""
         return size in self._seen or (self._fit is not None and self._fit.covers(size))
 
+    def far_beyond(self, size: InputSize) -> bool:
+        """Whether a size is so much larger than all seen that its prediction has to be generous."""
+        return size not in self._seen and self._fit is not None and self._fit.beyond(size) > _REACH
+
     def bound(self, size: InputSize) -> Profile | None:
         """A profile that is no lower than that of `size`: memory grows with size."""
         larger = [other for other in self._seen if size <= other]
@@ -247,11 +252,9 @@ class _Fit:
 
     def predict(self, size: InputSize) -> Profile | None:
         point = self.shape.covering_point(size)
-        if point is None:
-            return None
-        high = self.points.max(0)
+        beyond = self.beyond(size)
         reach = _REACH if self.error > _EXACT_ERROR else _EXACT_REACH
-        if (point > high * (1 + reach)).any():
+        if point is None or beyond > reach:
             return None
         row = self.shape.features(point[None])[0] @ self.coefficients
         if not self.fair:
@@ -260,7 +263,6 @@ class _Fit:
             row = self._within_neighbours(point, row)
             if self.kinked.any():
                 row = self._mind_kinks(point, row)
-        beyond = float(np.max((point - high) / high, initial=0.0))
         if beyond > 0:
             row = row * (1 + beyond * 0.5)
             if len(point) == 1:  # a fit of sizes that lie close together may shoot up
@@ -269,8 +271,15 @@ class _Fit:
         return self._profile(size, row)
 
     def covers(self, size: InputSize) -> bool:
+        return self.beyond(size) == 0
+
+    def beyond(self, size: InputSize) -> float:
+        """How far a size lies beyond the largest seen, as a share of it; inf if nobody can say."""
         point = self.shape.covering_point(size)
-        return point is not None and bool((point <= self.points.max(0)).all())
+        if point is None:
+            return math.inf
+        high = self.points.max(0)
+        return float(np.max((point - high) / np.maximum(high, 1), initial=0.0))
 
     def inside(self, size: InputSize) -> bool:
         """Whether a size is of just this shape and between the smallest and the largest seen."""
