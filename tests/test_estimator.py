@@ -488,3 +488,52 @@ def test_sizes_seen_close_together_do_not_make_the_fit_bend_away(length: int) ->
     if predicted is not None:
         limits = zip(amounts(predicted), amounts(largest), strict=True)
         assert all(amount <= limit * 1.02 for amount, limit in limits)
+
+
+def learned(*lengths: int) -> Knowledge:
+    knowledge = Knowledge()
+    for length in lengths:
+        knowledge.learn(seen(4, length))
+    return knowledge
+
+
+def test_plans_last_while_what_is_seen_is_as_expected() -> None:
+    knowledge = learned(10, 20, 40, 80)
+    mark = knowledge.mark
+    knowledge.learn(seen(4, 60))
+    knowledge.learn(seen(4, 120))
+    assert knowledge.mark is mark
+    assert knowledge.version == 6
+    knowledge.learn(seen(4, 70, change=5000))
+    assert knowledge.mark is not mark
+
+
+def test_what_is_seen_before_anything_is_ready_makes_plans_void() -> None:
+    knowledge = learned(10, 20)
+    mark = knowledge.mark
+    knowledge.learn(seen(4, 40))
+    assert knowledge.mark is not mark
+
+
+def test_times_that_all_change_alike_leave_plans_as_they_are() -> None:
+    knowledge = Knowledge()
+    for length in (10, 20, 40, 80):
+        knowledge.learn(seen(4, length, seconds=(1.0, 2.0, 4.0)))
+    mark = knowledge.mark
+    knowledge.take_times(seen(4, 80, seconds=(1.1, 2.2, 4.4)))
+    assert knowledge.mark is mark
+    knowledge.take_times(seen(4, 40, seconds=(1.0, 4.0, 2.0)))
+    assert knowledge.mark is not mark
+    mark = knowledge.mark
+    for length in (10, 20, 40, 80):
+        knowledge.take_times(seen(4, length, seconds=(10.0, 20.0, 40.0)))
+    assert knowledge.mark is not mark
+
+
+def test_only_sizes_well_beyond_those_seen_are_far_beyond() -> None:
+    knowledge = learned(10, 20, 40, 100)
+    assert not knowledge.far_beyond(InputSize(LAYOUT, (4, 100)))
+    assert not knowledge.far_beyond(InputSize(LAYOUT, (4, 101)))
+    assert knowledge.far_beyond(InputSize(LAYOUT, (4, 105)))
+    knowledge.learn(seen(4, 105))
+    assert not knowledge.far_beyond(InputSize(LAYOUT, (4, 105)))

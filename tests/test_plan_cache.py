@@ -13,7 +13,7 @@ from chains import chain, chains, run
 from mimose.inputs import InputSize
 from mimose.plan import CachedPlan, Plan, PlanCache
 from mimose.planners import Optimal
-from mimose.timeline import Profile
+from mimose.timeline import Profile, RunCost
 
 PATTERN = ((0, 0), (1, 0), (0, 1))
 
@@ -164,3 +164,22 @@ def test_a_shared_plan_is_the_one_that_would_have_been_made(
     if least.recompute == most.recompute and least.fits:
         middle = Optimal().plan(profile, (low + high) // 2)
         assert middle.recompute_seconds == least.recompute_seconds
+
+
+def _profile(length: int) -> Profile:
+    size = InputSize((("x", 1),), (length,))
+    return Profile(size, (RunCost(0, 10, 0, 10, 12, 2, 0, 0, 1),), 1, 1)
+
+
+def test_doubtful_plans_are_forgotten_and_the_others_stay() -> None:
+    cache = PlanCache()
+    for length, doubtful in ((10, False), (20, False), (30, True)):
+        profile = _profile(length)
+        plan = Plan.of(profile, (False,), 100)
+        cached = cache.put((profile.size, 100), plan, ((0, 0),), profile, doubtful=doubtful)
+        cache.shelve("kind", profile.size, 100, cached)
+    assert cache.between("kind", _profile(25).size, 100) is not None
+    cache.forget_doubtful()
+    assert len(cache) == 2
+    assert cache.between("kind", _profile(25).size, 100) is None
+    assert cache.between("kind", _profile(15).size, 100) is not None

@@ -55,6 +55,9 @@ _REACH = 0.02
 """How far beyond the largest size seen predictions go, as a share of it."""
 _EXACT_REACH = 0.1
 """The same for a fit without a visible error."""
+_EVEN, _MUCH = 0.02, 1.3
+"""How far the times of runs may move, each against the others and all together, before plans are
+made anew."""
 _MOST_SIZES = 64
 
 
@@ -121,15 +124,21 @@ class Estimator:
         self.version += 1
         return void
 
+    def expects(self, observation: StepObservation) -> bool:
+        """Whether the fit says just this of a size that it was not made from."""
+        plain = self.ready and not self.noisy
+        return plain and self._fit is not None and self._fit.expects(observation)
+
     def take_times(self, observation: StepObservation) -> bool:
-        """What was learned of this size gets these times; whether it is still known."""
+        """What was learned of this size gets these times; whether plans may be others now."""
         seen = self._seen.get(observation.size)
         if seen is None:
             return False
         self._seen[observation.size] = seen.timed_as(with_shared_times(observation))
-        if self._fit is not None:
-            self._fit.times = _Times.of(self.observations)
-        return True
+        if self._fit is None:
+            return True
+        former, self._fit.times = self._fit.times, _Times.of(self.observations)
+        return not self._fit.times.much_like(former, self._fit.typical_saved)
 
     def confirmed(self) -> None:
         """A planned step went as usual."""
@@ -281,6 +290,22 @@ class _Fit:
         high = self.points.max(0)
         return float(np.max((point - high) / np.maximum(high, 1), initial=0.0))
 
+    def expects(self, observation: StepObservation) -> bool:
+        """Whether an observation lies on the curve that older ones gave."""
+        if self.error > _EXACT_ERROR or not self.shape.describes(observation.size):
+            return False
+        point = np.array(self.shape.point(observation.size), float)
+        thought = self.shape.features(point[None])[0] @ self.coefficients
+        most = _EXACT_ERROR / 4 * max(observation.head_forward_bytes, 1)
+        return bool(np.abs(thought - _row(observation)).max() <= most)
+
+    @property
+    def typical_saved(self) -> _Floats:
+        """What each run saves at a middling size."""
+        table = self.values[:, :-_OF_STEP].reshape(len(self.values), -1, len(_QUANTITIES))
+        saved: _Floats = table[:, :, _QUANTITIES.index("saved")].mean(0)
+        return saved
+
     def inside(self, size: InputSize) -> bool:
         """Whether a size is of just this shape and between the smallest and the largest seen."""
         if not self.shape.describes(size):
@@ -348,6 +373,18 @@ class _Times:
 
     def at(self, saved: _Floats) -> _Floats:
         return self.base + self.slope * saved
+
+    def much_like(self, other: _Times, saved: _Floats) -> bool:
+        """Whether these are about the same, and for all runs in the same proportion.
+
+        Then what was the least time to recompute by the one still is by the other.
+        """
+        ours, theirs = self.at(saved), other.at(saved)
+        if not (ours > 0).all() or not (theirs > 0).all():
+            return False
+        scale = ours.sum() / theirs.sum()
+        even = np.abs(ours / (scale * theirs) - 1).max() <= _EVEN
+        return bool(even) and 1 / _MUCH <= scale <= _MUCH
 
 
 def with_shared_times(observation: StepObservation) -> StepObservation:

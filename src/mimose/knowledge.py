@@ -38,7 +38,8 @@ class Knowledge:
         self.adaptation = Adaptation()
         self.version = 0
         self.mark = object()
-        """Another one whenever something was learned: what plans from the same knowledge share."""
+        """Another one whenever something else is known than before: what plans from the same
+        knowledge share."""
 
     @property
     def ready(self) -> bool:
@@ -69,6 +70,7 @@ class Knowledge:
         key = (observation.size.layout, observation.pattern)
         if key not in self._estimators:
             self._estimators[key] = Estimator(observation.pattern)
+        as_expected = not doubted and self._estimators[key].expects(observation)
         void = self._estimators[key].learn(observation, doubted=doubted)
         if void:
             self._estimators = {key: self._estimators[key]}
@@ -78,7 +80,8 @@ class Knowledge:
         if observation.gradients_born:
             self.note_born(observation.pattern, observation.born_bytes)
         self.version += 1
-        self.mark = object()
+        if not as_expected:
+            self.mark = object()
         return void
 
     def take_times(self, observation: StepObservation) -> None:

@@ -88,6 +88,11 @@ class Shelf:
             return above
         return None
 
+    def forget_doubtful(self) -> None:
+        """Only what is certain stays."""
+        self._plans = [entry for entry in self._plans if not entry[2].doubtful]
+        self._volumes = [sum(size.dims) for size, _, _ in self._plans]
+
 
 _MOST_ON_SHELF, _MOST_SHELVES = 256, 64
 
@@ -155,6 +160,12 @@ class PlanCache:
         if len(self._plans) > self._capacity:
             self._plans.popitem(last=False)
         return cached
+
+    def forget_doubtful(self) -> None:
+        """Forget plans that more knowledge may make better."""
+        self._plans = OrderedDict((k, p) for k, p in self._plans.items() if not p.doubtful)
+        for shelf in self._shelves.values():
+            shelf.forget_doubtful()
 
     def clear(self) -> None:
         """Forget every plan; the counts stay."""

@@ -263,8 +263,10 @@ class Scheduler:
     def learn(self, observation: StepObservation) -> bool:
         """Take an observation in; whether it made what was known void."""
         adaptation = self.knowledge.adaptation
-        doubted = adaptation.in_doubt
+        doubted, mark = adaptation.in_doubt, self.knowledge.mark
         void = self.knowledge.learn(observation, doubted=doubted)
+        if self.knowledge.mark is mark:  # as expected; but what was beyond it no longer is
+            self.cache.forget_doubtful()
         if void:
             self.knowledge.adaptation = type(adaptation)()
             self._surprises = 0
