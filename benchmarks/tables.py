@@ -18,9 +18,10 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def where(result: dict[str, Any]) -> str:
+    shared = ", beside other runs on the same device" if result.get("shared_device") else ""
     return (
         f"{result['machine']}, torch {result['torch']}, transformers {result['transformers']}, "
-        f"Python {result['python']}, commit {result['commit']}, {result['date']}"
+        f"Python {result['python']}, commit {result['commit']}, {result['date']}{shared}"
     )
 
 
@@ -134,8 +135,38 @@ def promise(result: dict[str, Any]) -> Iterator[str]:
             yield f"Lost in {name}, step {number}: {message.split(' (')[0]}.\n"
 
 
+def trainer_sft(result: dict[str, Any]) -> Iterator[str]:
+    yield "## A Llama-like model of 1 billion through transformers' Trainer\n"
+    steps = len(result["runs"]["plain"][0]["losses"])
+    budget = result["budget"] / 2**30
+    yield (
+        f"{where(result)}. {steps} steps of instruction lengths in bf16, batch 8; mimose under "
+        f"{budget:.2f} GiB with `enforce=True`, the others without a limit. The three take turns.\n"
+    )
+    summary, rows = result["summary"], []
+    for way, runs in result["runs"].items():
+        rows.append(
+            [
+                way,
+                " / ".join(f"{run['seconds']:.2f}" for run in runs),
+                f"{max(run['peak'] for run in runs) / 2**30:.2f}",
+                f"{max(run['held'] for run in runs) / 2**30:.2f}",
+                f"{summary['largest_loss_difference'][way]:.2g}",
+            ]
+        )
+    header = ["way", "seconds, by round", "peak in use, GiB", "most held, GiB"]
+    yield table([*header, "largest loss difference from plain"], rows) + "\n"
+    ratios = {
+        "gradient_checkpointing=True": summary["mimose_over_checkpointing"],
+        "plain": summary["mimose_over_plain"],
+    }
+    for other, by_round in ratios.items():
+        yield f"mimose / {other}, by round: {', '.join(f'{ratio:.2f}' for ratio in by_round)}.\n"
+
+
 WRITERS = {
     "promise": promise,
+    "trainer_sft": trainer_sft,
     "recompute_cost": recompute_cost,
     "planner_quality": planner_quality,
     "planning_cost": planning_cost,

@@ -188,6 +188,7 @@ class Broken(Loop):
         return self.outcome
 
     def _prepare(self) -> None:
+        self.handle.restart().settle()  # room for copies of buffers is taken once, and kept
         if self.trial.lie != 1.0:
             self.handle._collector = liar(self.trial.lie)
         if self.trial.foreign:

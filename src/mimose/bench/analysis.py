@@ -102,7 +102,7 @@ class Sheet:
         return [name for name in CONTESTANTS if name in ran]
 
     def runs(self, task: str, budget: int | None, contestant: str) -> dict[int, Run]:
-        """The runs by round; of contestants that no budget changes, whatever it was."""
+        """The runs by round; of contestants that no budget changes, this one's if there are any."""
         same = [
             r
             for r in self.results.records.values()
@@ -110,7 +110,8 @@ class Sheet:
         ]
         if CONTESTANTS[contestant].budgeted:
             same = [r for r in same if r.budget_bytes == budget]
-        same.sort(key=lambda r: -(r.budget_bytes or 0))  # the tightest cap counts
+        # The same cap counts, or the tightest.
+        same.sort(key=lambda r: (r.budget_bytes == budget, -(r.budget_bytes or 0)))
         return {r.round: r.run for r in same}
 
     def missing(self) -> dict[tuple[str, str], str]:

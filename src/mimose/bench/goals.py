@@ -20,6 +20,8 @@ def goals(sheets: Sequence[Sheet]) -> list[list[str]]:
     """A row a goal: what, the goal, what was measured, whether it is reached."""
     rows = []
     for sheet in sheets:
+        if not _cells(sheet):
+            continue
         where = f"scale {sheet.scale}, paper's tasks"
         for rival, most in _MEANS.get(sheet.scale, ()):
             found = mean(ratio.median for ratio in _ratios(sheet, rival))

@@ -11,7 +11,7 @@ from mimose.bench.arena import Trainee
 from mimose.bench.contestants import Contestant, Match, StepNote
 from mimose.blocks import find_blocks
 from mimose.collector import Ride
-from mimose.steps import ObservedStep
+from mimose.steps import ObservedStep, PlannedStep
 
 
 class Stopwatch:
@@ -67,9 +67,11 @@ class _Mimose(Contestant):
             kept, peak = (ride.kept, ride.peak) if ride else (0, 0)
             return StepNote(recomputed=runs - kept, observed=True, peak_bytes=peak)
         if planned:
+            step = self.handle._last_step
+            exact = isinstance(step, PlannedStep) and step.exact  # else a larger size's prediction
             return StepNote(
                 recomputed=recomputed,
-                predicted_bytes=stats.last_predicted_peak_bytes,
+                predicted_bytes=stats.last_predicted_peak_bytes if exact else None,
                 real_bytes=stats.last_real_peak_bytes,
             )
         return StepNote()

@@ -13,15 +13,16 @@ class Progress:
     A bar where rich is installed and somebody is looking; plain lines otherwise.
     """
 
-    def __init__(self, runs: int, done: int = 0) -> None:
-        self._total, self._done = max(runs, done), done
+    def __init__(self, runs: int) -> None:
+        self._total, self._done = runs, 0
         self._times: dict[str, list[float]] = {}
         self._left: dict[str, int] = {}
         self._bar = _bar(runs)
 
-    def expect(self, task: str, runs: int) -> None:
-        """So many runs of a task are still to come."""
+    def expect(self, task: str, runs: int, done: int = 0) -> None:
+        """So many runs of a task are still to come, so many were done before."""
         self._left[task] = runs
+        self._done += done
 
     def say(self, line: str) -> None:
         """Something worth a line."""

@@ -53,7 +53,7 @@ class Schedule:
         budgets = sum(map(len, (program.asked.total, program.asked.between, program.asked.tight)))
         free = sum(not kind.budgeted for kind in program.contestants)
         runs = rounds * (free + budgets * (len(program.contestants) - free))
-        self._progress = Progress(runs, len(file.results.records))
+        self._progress = Progress(runs)
         for task in program.tasks:
             self._progress.expect(task.name, runs // len(program.tasks))
 
@@ -72,7 +72,7 @@ class Schedule:
         turns = list(self.turns(found))
         known = self._file.results.records
         missing = [turn for turn in turns if self._key(task, turn) not in known]
-        self._progress.expect(task.name, len(missing))
+        self._progress.expect(task.name, len(missing), done=len(turns) - len(missing))
         return all(self._take(arena, turn) for turn in missing)
 
     def turns(self, found: list[Limit]) -> Iterator[Turn]:
