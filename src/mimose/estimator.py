@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,7 @@ _QUANTITIES = (
     *("start", "forward", "entry", "saved", "spike", "back", "out_saved", "in_idle"),
     "input",
 )
+_SAVED = _QUANTITIES.index("saved")
 _OF_STEP = 4
 """How many quantities are of the step, not of a run: the head's two, the tail, the prelude."""
 _FAIR_ERROR = 0.02
@@ -205,7 +207,7 @@ class Estimator:
 @dataclass(slots=True)
 class _Fit:
     shape: Shape
-    points: _Floats
+    points: list[list[int]]
     """The varying dimensions of each observation."""
     values: _Floats
     """One row an observation, one column a quantity of a run; those of the step come last."""
@@ -214,6 +216,17 @@ class _Fit:
     error: float
     times: _Times
     fixed: tuple[bool, ...]
+    _low: list[int] = field(init=False)
+    _high: list[int] = field(init=False)
+    _kinks: bool = field(init=False)
+    _ladder: _Ladder | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        columns = list(zip(*self.points, strict=True))
+        self._low, self._high = [min(c) for c in columns], [max(c) for c in columns]
+        self._kinks = bool(self.kinked.any())
+        one = len(columns) == 1
+        self._ladder = _Ladder.of(columns[0], self.values, self.kinked) if one else None
 
     @property
     def fair(self) -> bool:
@@ -233,11 +246,11 @@ class _Fit:
 
     @classmethod
     def with_shape(cls, shape: Shape, observations: list[StepObservation]) -> _Fit | None:
-        points = np.array([shape.point(o.size) for o in observations], float)
-        features = shape.features(points)
+        points = [shape.point(o.size) for o in observations]
+        features = np.array([shape.features(point) for point in points])
         if len(observations) <= features.shape[1]:
             return None
-        values = np.array([_row(o) for o in observations])
+        values = np.array([_row(o) for o in observations], float)
         coefficients, _, rank, _ = np.linalg.lstsq(features, values, rcond=None)
         if rank < features.shape[1]:
             return None
@@ -265,19 +278,18 @@ class _Fit:
         reach = _REACH if self.error > _EXACT_ERROR else _EXACT_REACH
         if point is None or beyond > reach:
             return None
-        row = self.shape.features(point[None])[0] @ self.coefficients
+        row: _Floats = np.dot(self.shape.features(point), self.coefficients)
         if not self.fair:
             row = self._upper_end(row)
         else:
             row = self._within_neighbours(point, row)
-            if self.kinked.any():
+            if self._kinks:
                 row = self._mind_kinks(point, row)
         if beyond > 0:
             row = row * (1 + beyond * 0.5)
             if len(point) == 1:  # a fit of sizes that lie close together may shoot up
                 row = np.minimum(row, self.values.max(0) * (1 + beyond) ** 3)
-        row = np.maximum(row, 0)
-        return self._profile(size, row)
+        return self._profile(size, np.maximum(row, 0))
 
     def covers(self, size: InputSize) -> bool:
         return self.beyond(size) == 0
@@ -287,15 +299,15 @@ class _Fit:
         point = self.shape.covering_point(size)
         if point is None:
             return math.inf
-        high = self.points.max(0)
-        return float(np.max((point - high) / np.maximum(high, 1), initial=0.0))
+        shares = ((x - high) / max(high, 1) for x, high in zip(point, self._high, strict=True))
+        return max(0.0, *shares) if self._high else 0.0
 
     def expects(self, observation: StepObservation) -> bool:
         """Whether an observation lies on the curve that older ones gave."""
         if self.error > _EXACT_ERROR or not self.shape.describes(observation.size):
             return False
-        point = np.array(self.shape.point(observation.size), float)
-        thought = self.shape.features(point[None])[0] @ self.coefficients
+        point = self.shape.point(observation.size)
+        thought: _Floats = np.dot(self.shape.features(point), self.coefficients)
         most = _EXACT_ERROR / 4 * max(observation.head_forward_bytes, 1)
         return bool(np.abs(thought - _row(observation)).max() <= most)
 
@@ -303,55 +315,101 @@ class _Fit:
     def typical_saved(self) -> _Floats:
         """What each run saves at a middling size."""
         table = self.values[:, :-_OF_STEP].reshape(len(self.values), -1, len(_QUANTITIES))
-        saved: _Floats = table[:, :, _QUANTITIES.index("saved")].mean(0)
+        saved: _Floats = table[:, :, _SAVED].mean(0)
         return saved
 
     def inside(self, size: InputSize) -> bool:
         """Whether a size is of just this shape and between the smallest and the largest seen."""
         if not self.shape.describes(size):
             return False
-        point = np.array(self.shape.point(size))
-        return bool((point >= self.points.min(0)).all() and (point <= self.points.max(0)).all())
+        point = self.shape.point(size)
+        return _at_most(self._low, point) and _at_most(point, self._high)
 
-    def _within_neighbours(self, point: _Floats, row: _Floats) -> _Floats:
+    def _within_neighbours(self, point: Sequence[float], row: _Floats) -> _Floats:
         """No more than at any larger size seen, no less than at any smaller one: memory grows.
 
         Where sizes seen lie close together, a fit may bend far away from them.
         """
-        larger = self.values[(self.points >= point).all(1)]
-        smaller = self.values[(self.points <= point).all(1)]
-        if len(larger):
-            row = np.where(self.kinked, row, np.minimum(row, larger.min(0)))
-        return np.maximum(row, smaller.max(0)) if len(smaller) else row
+        if self._ladder is not None:
+            return self._ladder.within(point[0], row)
+        larger = [i for i, other in enumerate(self.points) if _at_most(point, other)]
+        smaller = [i for i, other in enumerate(self.points) if _at_most(other, point)]
+        if larger:
+            row = np.where(self.kinked, row, np.minimum(row, self.values[larger].min(0)))
+        return np.maximum(row, self.values[smaller].max(0)) if smaller else row
 
-    def _mind_kinks(self, point: _Floats, row: _Floats) -> _Floats:
+    def _mind_kinks(self, point: Sequence[float], row: _Floats) -> _Floats:
         """What a kinked quantity is at most, as far as observations tell."""
-        at = self.points[:, 0]
-        if len(point) == 1 and point[0] <= at.min():
-            return np.where(self.kinked, self.values[at.argmin()], row)
-        if len(point) == 1 and point[0] <= at.max():
-            order = np.argsort(at)
-            right = int(np.searchsorted(at[order], point[0]))
-            high, low = order[right], order[right - 1]
-            share = (point[0] - at[low]) / (at[high] - at[low])
-            chord = self.values[low] + share * (self.values[high] - self.values[low])
-            return np.where(self.kinked, np.maximum(row, chord), row)
-        fitted = self.shape.features(self.points) @ self.coefficients
+        if self._ladder is not None:
+            if point[0] <= self._ladder.at[0]:
+                return np.where(self.kinked, self._ladder.values[0], row)
+            chord = self._ladder.chord(point[0])
+            if chord is not None:
+                return np.where(self.kinked, np.maximum(row, chord), row)
+        fitted = self._fitted()
         short = (self.values - fitted) / np.maximum(fitted, 1)
         return np.where(self.kinked, row * (1 + np.maximum(short.max(0), 0)), row)
 
+    def _fitted(self) -> _Floats:
+        """What the fit says of the sizes that it was made from."""
+        features = np.array([self.shape.features(point) for point in self.points])
+        fitted: _Floats = features @ self.coefficients
+        return fitted
+
     def _upper_end(self, row: _Floats) -> _Floats:
         """The most that observations give reason to expect, where they scatter about the fit."""
-        fitted = self.shape.features(self.points) @ self.coefficients
+        fitted = self._fitted()
         above = np.maximum(self.values - fitted, 0)
         by_share = row * (1 + (above / np.maximum(fitted, 1)).max(0))
         upper: _Floats = np.minimum(by_share, row + above.max(0))
         return upper
 
     def _profile(self, size: InputSize, row: _Floats) -> Profile:
-        table = row[:-_OF_STEP].reshape(-1, len(_QUANTITIES))
-        times = self.times.at(table[:, _QUANTITIES.index("saved")])
-        return _assemble(size, row, times, self.fixed)
+        numbers: list[int] = row.round().astype(np.int64).tolist()
+        of_step, width = numbers[-_OF_STEP:], len(_QUANTITIES)
+        runs = []
+        for k, (fixed, base, slope) in enumerate(zip(self.fixed, *self.times.lines, strict=True)):
+            *costs, given = numbers[k * width : (k + 1) * width]
+            seconds = base + slope * costs[_SAVED]
+            runs.append(RunCost._make((*costs, round(seconds * 1e9), fixed, given)))
+        return Profile(size, tuple(runs), *of_step)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ladder:
+    """Sizes seen that differ in one dimension, the smallest first, and what they say of others."""
+
+    at: list[int]
+    values: _Floats
+    floor: _Floats
+    """The most that was seen up to each size."""
+    ceiling: _Floats
+    """The least that was seen from each size on; nothing, of quantities with kinks."""
+
+    @classmethod
+    def of(cls, at: Sequence[int], values: _Floats, kinked: npt.NDArray[np.bool_]) -> _Ladder:
+        order = sorted(range(len(at)), key=at.__getitem__)
+        values = values[order]
+        ceiling = np.minimum.accumulate(values[::-1], axis=0)[::-1].copy()
+        ceiling[:, kinked] = np.inf
+        return cls([at[i] for i in order], values, np.maximum.accumulate(values, axis=0), ceiling)
+
+    def within(self, x: float, row: _Floats) -> _Floats:
+        """The row, no lower than at any smaller size, no higher than at any larger one."""
+        larger, smaller = bisect_left(self.at, x), bisect_right(self.at, x) - 1
+        if larger < len(self.at):
+            row = np.minimum(row, self.ceiling[larger])
+        return np.maximum(row, self.floor[smaller]) if smaller >= 0 else row
+
+    def chord(self, x: float) -> _Floats | None:
+        """What lies on the line between the next smaller and the next larger size, if both are."""
+        right = bisect_left(self.at, x)
+        if not 0 < right < len(self.at):
+            return None
+        share = (x - self.at[right - 1]) / (self.at[right] - self.at[right - 1])
+        low, high = self.values[right - 1], self.values[right]
+        between: _Floats = low + share * (high - low)
+        return between
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +418,8 @@ class _Times:
 
     base: _Floats
     slope: _Floats
+    lines: tuple[list[float], list[float]]
+    """Both as plain numbers."""
 
     @classmethod
     def of(cls, observations: Sequence[StepObservation]) -> _Times:
@@ -369,7 +429,8 @@ class _Times:
         spread = (deviation**2).sum(0)
         rise = (deviation * (seconds - seconds.mean(0))).sum(0)
         slope = np.maximum(np.divide(rise, spread, out=np.zeros_like(rise), where=spread > 0), 0)
-        return cls(np.maximum(seconds.mean(0) - slope * saved.mean(0), 0), slope)
+        base = np.maximum(seconds.mean(0) - slope * saved.mean(0), 0)
+        return cls(base, slope, (base.tolist(), slope.tolist()))
 
     def at(self, saved: _Floats) -> _Floats:
         return self.base + self.slope * saved
@@ -385,6 +446,10 @@ class _Times:
         scale = ours.sum() / theirs.sum()
         even = np.abs(ours / (scale * theirs) - 1).max() <= _EVEN
         return bool(even) and 1 / _MUCH <= scale <= _MUCH
+
+
+def _at_most(a: Sequence[float], b: Sequence[float]) -> bool:
+    return all(x <= y for x, y in zip(a, b, strict=True))
 
 
 def with_shared_times(observation: StepObservation) -> StepObservation:
@@ -427,18 +492,6 @@ def _leave_one_out(features: _Floats, values: _Floats, coefficients: _Floats) ->
     leverage = np.clip(np.diag(projection), 0, 1 - 1e-6)
     residual: _Floats = (values - features @ coefficients) / (1 - leverage)[:, None]
     return values - residual
-
-
-def _assemble(size: InputSize, row: _Floats, times: _Floats, fixed: tuple[bool, ...]) -> Profile:
-    numbers: list[list[int]] = (
-        row[:-_OF_STEP].round().astype(np.int64).reshape(-1, len(_QUANTITIES)).tolist()
-    )
-    nanoseconds = (times * 1e9).round().astype(np.int64).tolist()
-    runs = tuple(
-        RunCost._make((*costs, time, is_fixed, given))
-        for (*costs, given), time, is_fixed in zip(numbers, nanoseconds, fixed, strict=True)
-    )
-    return Profile(size, runs, *row[-_OF_STEP:].round().astype(np.int64).tolist())
 
 
 def _all_peaks(observations: Sequence[StepObservation], rows: _Floats) -> _Floats:

@@ -71,15 +71,14 @@ class Shape:
         """The varying dimensions of a size that has this shape."""
         return [size.dims[group[0].position] for group in self.symbols]
 
-    def covering_point(self, size: InputSize) -> _Floats | None:
+    def covering_point(self, size: InputSize) -> list[float] | None:
         """The varying dimensions of a size that is at least `size` and has this shape."""
         if size.layout != self.layout:
             return None
         if any(size.dims[position] > value for position, value in self.constants):
             return None
-        return np.array(
-            [max((size.dims[m.position] - m.offset) / m.slope for m in g) for g in self.symbols]
-        )
+        dims = size.dims
+        return [max((dims[m.position] - m.offset) / m.slope for m in g) for g in self.symbols]
 
     def describes(self, size: InputSize) -> bool:
         """Whether a size is of just this shape, not only covered by it."""
@@ -92,15 +91,17 @@ class Shape:
             for group in self.symbols
         )
 
-    def features(self, points: _Floats) -> _Floats:
-        """1, then the batch times each monomial of the other dimensions up to degree two."""
-        count = len(points)
-        batch = np.ones(count) if self.batch is None else points[:, self.batch]
-        others = [points[:, i] for i in range(points.shape[1]) if i != self.batch]
-        monomials = [] if self.batch is None else [np.ones(count)]
-        monomials += others
-        monomials += [a * b for i, a in enumerate(others) for b in others[i:]]
-        return np.stack([np.ones(count), *(batch * m for m in monomials)], axis=1)
+    def features(self, point: Sequence[float]) -> list[float]:
+        """1, then the batch times each monomial of the other dimensions up to degree two.
+
+        In plain numbers: predictions are made in the middle of steps, where whatever has not run
+        for a while is slow, and NumPy's many small functions most of all.
+        """
+        batch = 1.0 if self.batch is None else point[self.batch]
+        others = [x for i, x in enumerate(point) if i != self.batch]
+        products = [a * b for i, a in enumerate(others) for b in others[i:]]
+        alone = [] if self.batch is None else [batch]
+        return [1.0, *alone, *(batch * x for x in others), *(batch * x for x in products)]
 
 
 def _line(leader: _Floats, column: _Floats) -> tuple[float, float] | None:
