@@ -230,6 +230,7 @@ class BlockSeat(Seat):
     def let_go(self) -> None:
         """Hold on to no module and no parameter any more."""
         self.changing, self.quiet, self.parameters, self.traces = [], [], [], Traces()
+        self.tried = Tried()
 
     @property
     def _may_run_twice(self) -> bool:
@@ -354,7 +355,8 @@ class BlockSeat(Seat):
             return None
         if several():  # who speaks to whom is found out by each block
             return None
-        return make_of(self.module), tuple(frame.shapes), tuple(frame.dtypes)
+        make = make_of(self.module)
+        return None if make is None else (make, tuple(frame.shapes), tuple(frame.dtypes))
 
     def _rehearse(self, frame: Frame, out: Any) -> Rehearsal:
         count = self.compiled is None and type(self.module) not in self.tried.stops

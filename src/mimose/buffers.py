@@ -67,7 +67,7 @@ def places_in(module: nn.Module) -> list[Place]:
 
 def norm_places(module: nn.Module) -> list[Place]:
     """The statistics of normalisation layers: they change whenever the layer trains."""
-    return [place for place in places_in(module) if _is_norm(place[0])]
+    return [place for place in places_in(module) if is_norm(place[0])]
 
 
 def likely_places(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Place]:
@@ -85,7 +85,7 @@ def likely_places(function: Callable[..., Any], args: Any, kwargs: Any) -> list[
 
 def may_change(module: nn.Module, buffer: torch.Tensor | None) -> bool:
     """Whether a forward may change a module's buffer: a norm's, or one too small to matter."""
-    return buffer is not None and (_is_norm(module) or buffer.nbytes <= _ALWAYS_COPIED_BYTES)
+    return buffer is not None and (is_norm(module) or buffer.nbytes <= _ALWAYS_COPIED_BYTES)
 
 
 def _modules_behind(value: Any, depth: int) -> Iterator[nn.Module]:
@@ -122,7 +122,7 @@ def _outer_values(function: types.FunctionType) -> Iterator[Any]:
     yield from (value for value in mentioned if isinstance(value, nn.Module))
 
 
-def _is_norm(module: nn.Module) -> bool:
+def is_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase)
 
 

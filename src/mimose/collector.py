@@ -105,6 +105,8 @@ class Ride(Listener):
         """Whether the backward has left the run that was recomputed last."""
         self.straight = True
         """Whether blocks were recomputed in the reverse order of their forwards."""
+        self.unlike = False
+        """Whether runs that were taken for alike were not."""
 
     def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         """A block's forward is about to start; whether it will be recomputed."""
@@ -149,10 +151,9 @@ class Ride(Listener):
         self._spoiled = True
 
     def keep_no_more(self) -> None:
-        """A kept run has run out of memory: whatever comes is recomputed, and nothing counts."""
+        """Whatever comes is recomputed."""
         if self._sample is not None:
             self._sample = self._sample._replace(again={})
-        self._spoiled = True
 
     def before_recompute(self, block: int) -> None:
         if self._over:  # one more backward through the same graph
@@ -186,11 +187,14 @@ class Ride(Listener):
         self._latest, self._left = run, False
 
     def backward_begins(self, block: int) -> None:
-        if not self._runs[block].kept or self._over or self._latest is None or self._left:
+        run = self._runs[block]
+        if not run.kept or self._over:
             return
-        # What comes is another run's backward.
-        self._latest.back = max(self._latest.back, self._read().peak - self._latest.after)
-        self._left = True
+        self._note_born()
+        run.born = self._born
+        if self._latest is not None and not self._left:  # what comes is another run's backward
+            self._latest.back = max(self._latest.back, self._read().peak - self._latest.after)
+            self._left = True
 
     def backward_ends(self, block: int) -> None:
         if block == 0 and not self._over and self._latest is not None and self._tail is None:
@@ -204,7 +208,7 @@ class Ride(Listener):
         self._held_after = reading.held
         if self._latest is None or self._base is None:
             return
-        if self._tail is None:
+        if self._tail is None and not self._left:
             self._latest.back = max(self._latest.back, reading.peak - self._latest.after)
         self._note_born()
         self._tail = reading.peak - self._base + self._stale_bytes - self._born
@@ -252,8 +256,12 @@ class Ride(Listener):
         if not self.kept:
             return seen
         assert self._sample is not None
-        kept = [run.kept for run in self._runs]
-        return self._sample.kin.complete(seen, kept) if self.straight else None
+        kin, kept = self._sample.kin, [run.kept for run in self._runs]
+        if not self.straight or not kin.speaks_of(seen):
+            return None
+        whole = kin.complete(seen, kept)
+        self.unlike = whole is None
+        return whole
 
     def _prelude(self) -> int | None:
         if self._in_use_before is None or self._base is None:

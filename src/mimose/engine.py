@@ -125,6 +125,8 @@ class Engine:
             self._step.recompute_the_rest()
         elif isinstance(self._step, ObservedStep):
             self._step.ride.keep_no_more()
+            self._step.ride.spoil()
+            self._scheduler.look_at_all()
 
     def forward_begins(self, args: Any, kwargs: Any) -> None:
         """The root's forward is called in training."""
@@ -318,11 +320,11 @@ class Engine:
         """Learn from observed steps at once; take their times in when the device can tell."""
         for lesson in self._lessons.new():
             observation = lesson.observation()
-            if observation is None and lesson.step.ride.kept:
+            if lesson.step.ride.unlike:
                 self._scheduler.knowledge.not_alike(lesson.step.size)
             self._note_kin(lesson.step, observation)
             if observation is not None:
-                self._learn(observation)
+                self._learn(observation, timed=lesson.step.ride.timed)
                 lesson.knowledge, lesson.regime = self._scheduler.knowledge, self._scheduler.regime
         for lesson in self._lessons.late():
             observation = lesson.observation()
@@ -336,9 +338,9 @@ class Engine:
         if observation is not None and step.ride.straight and not step.ride.kept:
             self._scheduler.knowledge.note_kin(observation)
 
-    def _learn(self, observation: StepObservation) -> None:
+    def _learn(self, observation: StepObservation, *, timed: bool) -> None:
         was_ready = self._scheduler.knowledge.ready
-        void = self._scheduler.learn(observation)
+        void = self._scheduler.learn(observation, timed=timed)
         if self._herald.recorder is not None:
             self._herald.recorder.learned(observation, anew=void)
         if void:
@@ -377,7 +379,7 @@ class Engine:
             at = planned.predicted_peak if planned else self._setting.budget_bytes
             self._setting.failed(at)
         if isinstance(step, ObservedStep) and not step.over and step.ride.kept:
-            self._scheduler.knowledge.not_alike(step.size)
+            self._scheduler.look_at_all()
             return True
         return planned is not None and bool(planned.plan.kept)
 

@@ -74,6 +74,8 @@ class Estimator:
         self._contradicted_at = -_SOON
         self._confirmed = 0
         self._varies = False
+        self.keeps_time = False
+        """Whether the latest observation has left times about as they were."""
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -119,10 +121,16 @@ class Estimator:
         self._seen[observation.size] = observation
         if len(self._seen) > _MOST_SIZES:
             self._drop_one()
-        if self._fit is not None and former is not None and _row(former) == _row(observation):
-            self._fit.times = _Times.of(self.observations)  # no more is new
+        before = self._fit
+        if before is not None and former is not None and _row(former) == _row(observation):
+            self._fit = replace(before, times=_Times.of(self.observations))  # no more is new
         else:
             self._fit = _Fit.of(self.observations)
+        self.keeps_time = (
+            before is not None
+            and self._fit is not None
+            and self._fit.times.much_like(before.times, before.typical_saved)
+        )
         self.version += 1
         return void
 

@@ -32,8 +32,8 @@ class Kin:
 
     seen: StepObservation
     kinds: tuple[int, ...]
-    """For each run the first one that it is like. The first and the last run are like no other:
-    beside them are the model's own parts."""
+    """For each run the first one that it is like. The first and the last that can be recomputed are
+    like no other: beside them are the model's own parts, or frozen ones."""
 
     def __len__(self) -> int:
         """How many kinds there are."""
@@ -42,11 +42,11 @@ class Kin:
     @classmethod
     def among(cls, seen: StepObservation) -> Kin:
         """The kin in a step that was seen whole."""
-        kinds: list[int] = []
-        for k, run in enumerate(seen.runs):
-            inner = 0 < k < len(seen.runs) - 1
-            known = (j for j in dict.fromkeys(kinds) if j and _alike(seen.runs[j], run))
-            kinds.append(next(known, k) if inner else k)
+        kinds = list(range(len(seen.runs)))
+        inner = _moving(seen.runs)[1:-1]
+        for at, k in enumerate(inner):
+            known = dict.fromkeys(kinds[j] for j in inner[:at])
+            kinds[k] = next((j for j in known if _alike(seen.runs[j], seen.runs[k])), k)
         return cls(seen, tuple(kinds))
 
     def sample(
@@ -67,7 +67,10 @@ class Kin:
             return None
         profile = _scaled(nearest.profile(), factor).in_step(*in_step)
         choices = list(Optimal().plan(profile, available_bytes).recompute)
-        choices[0] = choices[-1] = True
+        choices = [again or run.fixed for again, run in zip(choices, profile.runs, strict=True)]
+        moving = _moving(profile.runs)
+        for k in (*moving[:1], *moving[-1:]):
+            choices[k] = True
         for kind in dict.fromkeys(self.kinds):
             members = [k for k, of in enumerate(self.kinds) if of == kind]
             if not any(choices[k] for k in members):
@@ -76,13 +79,17 @@ class Kin:
             return None
         return Sample(self, dict(zip(self.seen.pattern, choices, strict=True)))
 
-    def complete(self, partly: StepObservation, kept: Sequence[bool]) -> StepObservation | None:
-        """The observation of a step, some runs of which were kept, as if none had been.
+    def speaks_of(self, partly: StepObservation) -> bool:
+        """Whether a step was of the kind that its kin were found in."""
+        same = partly.pattern == self.seen.pattern
+        return same and partly.gradients_born == self.seen.gradients_born
 
-        None if a kept run added something else to the memory in use than its kin would have.
+    def complete(self, partly: StepObservation, kept: Sequence[bool]) -> StepObservation | None:
+        """The observation of a step of this pattern, some runs of which were kept, as if none had.
+
+        None if a kept run added something else to the memory in use than its kin would have, or
+        rose higher.
         """
-        if partly.pattern != self.seen.pattern or partly.gradients_born != self.seen.gradients_born:
-            return None
         runs, above = [], 0
         for k, run in enumerate(partly.runs):
             start = run.start_bytes - above
@@ -93,10 +100,11 @@ class Kin:
             teller = partly.runs[at]
             added = partly.runs[k + 1].start_bytes - run.start_bytes
             growth = added - (partly.runs[at + 1].start_bytes - teller.start_bytes)
-            if abs(growth - teller.cost().growth) > _AS_EXPECTED * teller.saved_bytes:
+            most = _AS_EXPECTED * teller.saved_bytes
+            higher = run.forward_bytes - run.start_bytes - max(teller.spike_bytes, added)
+            if abs(growth - teller.cost().growth) > most or higher > most:
                 return None
-            born = self.seen.runs[k].born_bytes
-            runs.append(replace(_moved(teller, start), born_bytes=born))
+            runs.append(replace(_moved(teller, start), born_bytes=run.born_bytes))
             above += growth
         return replace(
             partly,
@@ -122,9 +130,14 @@ class Sample(NamedTuple):
     again: Mapping[Run, bool]
 
 
+def _moving(runs: Sequence[Observation | RunCost]) -> list[int]:
+    """Those that can be recomputed."""
+    return [k for k, run in enumerate(runs) if not run.fixed]
+
+
 def _alike(a: Observation, b: Observation) -> bool:
     if a.fixed or b.fixed:
-        return a.fixed and b.fixed
+        return False
     pairs = zip(_own(a), _own(b), strict=True)
     return all(abs(x - y) <= _SAME * a.saved_bytes for x, y in pairs)
 
@@ -145,7 +158,7 @@ def _own(run: Observation) -> tuple[int, ...]:
 def _moved(run: Observation, start: int) -> Observation:
     """The same run where so much is in use when it starts."""
     by = start - run.start_bytes
-    forward, entry = run.forward_bytes + by, run.entry_bytes + by
+    forward, entry = run.forward_bytes + by, run.entry_bytes + (0 if run.fixed else by)
     return replace(run, start_bytes=start, forward_bytes=forward, entry_bytes=entry)
 
 
@@ -163,8 +176,15 @@ def _scaled(profile: Profile, factor: float) -> Profile:
 
 
 def _growth(seen: InputSize, size: InputSize) -> float:
-    """By how much a size may take more memory than one that was seen, at most."""
+    """By how much a size may take more memory than one that was seen, at most.
+
+    The square of what the elements of a tensor grow by, of the one that grows the most.
+    """
     if seen.layout != size.layout:
         return math.inf
-    larger = {(a, b) for a, b in zip(seen.dims, size.dims, strict=True) if b > a}
-    return math.prod((b / a) ** 2 if a else math.inf for a, b in larger)
+    shares = [max(1.0, b / a) if a else math.inf for a, b in zip(seen.dims, size.dims, strict=True)]
+    factor, at = 1.0, 0
+    for _, rank in size.layout:
+        factor = max(factor, math.prod(share**2 for share in shares[at : at + rank]))
+        at += rank
+    return factor

@@ -33,7 +33,7 @@ class Knowledge:
         self._preferred: dict[Layout, Estimator] = {}
         self._largest: dict[Layout, InputSize] = {}
         self._born: dict[Pattern, tuple[int, ...]] = {}
-        self._kin: dict[Layout, Kin] = {}
+        self._kin: dict[tuple[Layout, bool], Kin] = {}
         self._strangers = 0
         self.adaptation = Adaptation()
         self.version = 0
@@ -57,10 +57,13 @@ class Knowledge:
         largest = self._largest.get(size.layout)
         return self.ready and largest is not None and size <= largest
 
-    def learn(self, observation: StepObservation, *, doubted: bool = False) -> bool:
+    def learn(
+        self, observation: StepObservation, *, doubted: bool = False, timed: bool = True
+    ) -> bool:
         """Take one more observation in; whether that made what was known before void.
 
-        Only if what was known was in doubt already.
+        Only if what was known was in doubt already. If it is not `timed`, something stands in for
+        its times until `take_times`.
         """
         if observation.prelude_bytes is None:  # not looked at: what was known of it still holds
             known = self.predict(observation.size)
@@ -72,6 +75,7 @@ class Knowledge:
             self._estimators[key] = Estimator(observation.pattern)
         as_expected = not doubted and self._estimators[key].expects(observation)
         void = self._estimators[key].learn(observation, doubted=doubted)
+        as_expected &= not timed or self._estimators[key].keeps_time
         if void:
             self._estimators = {key: self._estimators[key]}
             self._preferred, self._largest = {}, {key[0]: observation.size}
@@ -99,18 +103,22 @@ class Knowledge:
 
     def note_kin(self, seen: StepObservation) -> None:
         """A step that was seen whole shows which runs are alike."""
-        kin, known = Kin.among(seen), self._kin.get(seen.size.layout)
+        key = (seen.size.layout, seen.gradients_born)
+        kin, known = Kin.among(seen), self._kin.get(key)
         if known is None or known.seen.pattern != seen.pattern or len(kin) >= len(known):
-            self._kin[seen.size.layout] = kin
+            self._kin[key] = kin
 
     def not_alike(self, size: InputSize) -> None:
         """What was taken for alike was not in a step of this size: the next is seen whole."""
         self._strangers += 1
-        self._kin.pop(size.layout, None)
+        self._kin = {key: kin for key, kin in self._kin.items() if key[0] != size.layout}
 
-    def kin_for(self, size: InputSize) -> Kin | None:
-        """The runs that tell of each other in a step of this size, if any are known to."""
-        kin, estimator = self._kin.get(size.layout), self._estimator_for(size)
+    def kin_for(self, size: InputSize, *, born: bool = True) -> Kin | None:
+        """The runs that tell of each other in a step of this size, if any are known to.
+
+        In one in which gradients are `born`, or not.
+        """
+        kin, estimator = self._kin.get((size.layout, born)), self._estimator_for(size)
         if kin is None or self._strangers >= _MOST_STRANGERS:
             return None
         if estimator is not None and (estimator.noisy or estimator.pattern != kin.seen.pattern):

@@ -155,11 +155,9 @@ class Scheduler:
         """
         in_doubt = self._look_at_all or self.knowledge.adaptation.in_doubt
         self._look_at_all = False
-        kin = self.knowledge.kin_for(size)
-        if kin is None or in_doubt or self.strictness != AS_PLANNED or not self._samples:
-            return None
         missing = setting.gradients.missing()
-        if any(missing) != kin.seen.gradients_born:
+        kin = self.knowledge.kin_for(size, born=any(missing))
+        if kin is None or in_doubt or self.strictness != AS_PLANNED or not self._samples:
             return None
         available, stale = self._available(setting, reading, stale_bytes)
         leaving = setting.gradients.leaving_bytes(missing)
@@ -260,11 +258,16 @@ class Scheduler:
             self._surprises += 1
             self._look_again = True
 
-    def learn(self, observation: StepObservation) -> bool:
-        """Take an observation in; whether it made what was known void."""
+    def look_at_all(self) -> None:
+        """Memory ran out in a step that was observed in part: the next one is seen whole."""
+        self._look_at_all = True
+
+    def learn(self, observation: StepObservation, *, timed: bool = True) -> bool:
+        """Take an observation in, with its times if these are known; whether that made what was
+        known void."""
         adaptation = self.knowledge.adaptation
         doubted, mark = adaptation.in_doubt, self.knowledge.mark
-        void = self.knowledge.learn(observation, doubted=doubted)
+        void = self.knowledge.learn(observation, doubted=doubted, timed=timed)
         if self.knowledge.mark is mark:  # as expected; but what was beyond it no longer is
             self.cache.forget_doubtful()
         if void:

@@ -115,6 +115,12 @@ class ObservedStep(Step):
             seat.after = self.watch
         return self.ride.run_begins(seat, args, kwargs)
 
+    def another_pass(self, size: InputSize, *, larger: bool) -> None:
+        """What was to be kept was so for a smaller input than this one."""
+        if larger:
+            self.ride.keep_no_more()
+        super().another_pass(size, larger=larger)
+
     def model_returns(self, out: Any) -> None:
         self.ride.model_returns()
         super().model_returns(out)
