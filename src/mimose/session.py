@@ -2,7 +2,7 @@
 
 A batch comes in. Its first block opens a step: the batch's size and the memory in use then decide.
 If the estimator can tell what this size costs, the planner (or the cache) gives the plan and the
-blocks run under it; if not, every block is recomputed and the collector learns. At the end of the
+blocks run under it; if not, blocks are recomputed and the collector learns. At the end of the
 backward the step is over, and what it has taught is kept for the next.
 
     batch → InputSize → (PlanCache | Estimator → Profile → Planner) → Plan → blocks → observations

@@ -235,7 +235,7 @@
       if (i < 0) return undefined;
       showTip(event, [
         `step ${s.number[i]} · ${s.label[i]}`,
-        s.plan[i] === null ? "observed: everything recomputed" : `plan ${s.plan[i]}: ${count(s.plan[i], "r")} recomputed`,
+        s.plan[i] === null ? "observed: some of each kind of block recomputed, or all" : `plan ${s.plan[i]}: ${count(s.plan[i], "r")} recomputed`,
         s.predicted[i] !== null && `predicted ${bytes(s.predicted[i])}`,
         s.peak[i] !== null ? `real peak ${bytes(s.peak[i])}` : "real peak not seen (below an earlier one)",
         `in use at the start ${bytes(s.base[i])}`,
