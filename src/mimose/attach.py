@@ -312,14 +312,15 @@ class BlockSeat(Seat):
             out = frame.forward(args, kwargs)
         traces = look.traces()
         frame.found = _Found((exchanged, buffers, look.imprint(traces)))
-        make = self._make(frame, look, traces)
+        changed_a_parameter = look.changed_a_parameter
+        make = None if traces or changed_a_parameter else self._make(frame)
         if make is not None and make in self.tried.makes:
             frame.let_go()
             self._trust(buffers, traces)
             return out
         spoken = Spoken()
         try:
-            if look.changed_a_parameter:  # a second run would change it again
+            if changed_a_parameter:  # a second run would change it again
                 rehearsal = Rehearsal("it changes a frozen parameter")
             else:
                 rehearsal = self._rehearse(frame, out)
@@ -349,11 +350,9 @@ class BlockSeat(Seat):
         self.trusted = True
         self.early_stop = self.compiled is not None or self.tried.stops[type(self.module)]
 
-    def _make(self, frame: Frame, look: FirstLook, traces: Traces) -> Hashable | None:
+    def _make(self, frame: Frame) -> Hashable | None:
         """What tells whether another block's verdict holds for this one; None if none can."""
-        if self.compiled is not None or traces or look.heard_hooks or look.changed_a_parameter:
-            return None
-        if several():  # who speaks to whom is found out by each block
+        if self.compiled is not None or several():  # each finds out for itself who speaks to whom
             return None
         make = make_of(self.module)
         return None if make is None else (make, tuple(frame.shapes), tuple(frame.dtypes))

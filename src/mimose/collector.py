@@ -89,7 +89,7 @@ class Ride(Listener):
         self._runs: list[_Seen] = []
         self._counts: dict[int, int] = {}
         self._latest: _Seen | None = None
-        self._last_recomputed = -1
+        self._last_recomputed = sys.maxsize
         self._head_forward = 0
         self._head_backward: int | None = None
         self._tail: int | None = None
@@ -164,9 +164,9 @@ class Ride(Listener):
         if self._head_backward is None:
             self._stale_bytes = self._stale.died() + self._cleared_bytes()
             self._head_backward = reading.peak - self._base + self._stale_bytes
-        elif self._latest is not None and not self._left:
-            self._latest.back = max(self._latest.back, reading.peak - self._latest.after)
-        self.straight &= self._latest is None or block < self._last_recomputed
+        else:
+            self._note_back(reading)
+        self.straight &= block < self._last_recomputed
         self._last_recomputed = block
         self._note_born()
         run.before = reading.in_use
@@ -193,12 +193,12 @@ class Ride(Listener):
         self._note_born()
         run.born = self._born
         if self._latest is not None and not self._left:  # what comes is another run's backward
-            self._latest.back = max(self._latest.back, self._read().peak - self._latest.after)
+            self._note_back(self._read())
             self._left = True
 
     def backward_ends(self, block: int) -> None:
         if block == 0 and not self._over and self._latest is not None and self._tail is None:
-            self._latest.back = max(self._latest.back, self._read().peak - self._latest.after)
+            self._note_back(self._read())
             self._tail = 0
 
     def backward_over(self) -> None:
@@ -208,8 +208,8 @@ class Ride(Listener):
         self._held_after = reading.held
         if self._latest is None or self._base is None:
             return
-        if self._tail is None and not self._left:
-            self._latest.back = max(self._latest.back, reading.peak - self._latest.after)
+        if self._tail is None:
+            self._note_back(reading)
         self._note_born()
         self._tail = reading.peak - self._base + self._stale_bytes - self._born
 
@@ -333,6 +333,11 @@ class Ride(Listener):
         self._born_in_step |= self.gradients_cleared
         self._missing += cleared
         return bytes_of(cleared)
+
+    def _note_back(self, reading: Reading) -> None:
+        """The backward of the run that was recomputed last has risen so far."""
+        if self._latest is not None and not self._left:
+            self._latest.back = max(self._latest.back, reading.peak - self._latest.after)
 
     def _note_born(self) -> None:
         still = [p for p in self._missing if p.grad is None]

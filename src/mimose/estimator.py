@@ -21,6 +21,7 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,7 @@ _QUANTITIES = (
     *("start", "forward", "entry", "saved", "spike", "back", "out_saved", "in_idle"),
     "input",
 )
+_quantities = attrgetter(*_QUANTITIES)
 _SAVED = _QUANTITIES.index("saved")
 _OF_STEP = 4
 """How many quantities are of the step, not of a run: the head's two, the tail, the prelude."""
@@ -475,21 +477,7 @@ def with_shared_times(observation: StepObservation) -> StepObservation:
 
 
 def _row(o: StepObservation) -> list[int]:
-    row = [
-        value
-        for run in o.runs
-        for value in (
-            run.start_bytes,
-            run.forward_bytes,
-            run.entry_bytes,
-            run.saved_bytes,
-            run.spike_bytes,
-            run.back_bytes,
-            run.out_saved_bytes,
-            run.in_idle_bytes,
-            run.input_bytes,
-        )
-    ]
+    row = [number for run in o.runs for number in _quantities(run.cost())]
     head = o.head_forward_bytes, o.head_backward_bytes
     return [*row, *head, o.tail_bytes, o.prelude_bytes or 0]
 

@@ -15,7 +15,7 @@ from mimose.inputs import InputSize
 from mimose.kin import Sample
 from mimose.knowledge import Knowledge
 from mimose.memory import Reading
-from mimose.observations import Run, StepObservation
+from mimose.observations import Pattern, Run, StepObservation
 from mimose.plan import CachedPlan, Plan, PlanCache
 from mimose.planners import Optimal, Planner, RecomputeAll
 from mimose.regime import Regime
@@ -109,8 +109,7 @@ class Scheduler:
             knowledge.adaptation.ran_out()
         available, least = self._available(setting, reading, stale_bytes)
         missing = setting.gradients.missing()
-        leaving = setting.gradients.leaving_bytes(missing)
-        stale = least + leaving
+        stale = least + setting.gradients.leaving_bytes(missing)
         kind = (missing, stale, knowledge.mark, self.strictness)
         key = (shared, available, kind)
         cached, new, exact = self.cache.get(key), False, True
@@ -118,9 +117,8 @@ class Scheduler:
             cached = self.cache.between(kind, shared, available)
             exact = cached is None
         if cached is None:
-            missing_bytes = setting.gradients.missing_bytes(missing) + leaving
-            born = knowledge.born_bytes(pattern, missing_bytes)
-            made = self.new_plan(shared, available, (born, stale, missing_bytes), real=size)
+            in_step = self._in_step(setting, pattern, missing, stale)
+            made = self.new_plan(shared, available, in_step, real=size)
             if made is None:
                 return self._unknown()
             near = available + setting.reserve.bytes - int(_GUARDED * setting.budget_bytes)
@@ -145,6 +143,14 @@ class Scheduler:
         least, most = setting.bracket(stale_bytes)
         return setting.rounded(available + stale_bytes) - most, least
 
+    def _in_step(
+        self, setting: Setting, pattern: Pattern, missing: tuple[bool, ...], stale_bytes: int
+    ) -> tuple[tuple[int, ...], int, int]:
+        """What `Profile.in_step` asks: gradients to be born, what is given back, all missing."""
+        leaving = setting.gradients.leaving_bytes(missing)
+        missing_bytes = setting.gradients.missing_bytes(missing) + leaving
+        return self.knowledge.born_bytes(pattern, missing_bytes), stale_bytes, missing_bytes
+
     def sample(
         self, setting: Setting, size: InputSize, reading: Reading, stale_bytes: int
     ) -> Sample | None:
@@ -159,11 +165,9 @@ class Scheduler:
         kin = self.knowledge.kin_for(size, born=any(missing))
         if kin is None or in_doubt or self.strictness != AS_PLANNED or not self._samples:
             return None
-        available, stale = self._available(setting, reading, stale_bytes)
-        leaving = setting.gradients.leaving_bytes(missing)
-        missing_bytes = setting.gradients.missing_bytes(missing) + leaving
-        born = self.knowledge.born_bytes(kin.seen.pattern, missing_bytes)
-        in_step = (born, stale + leaving, missing_bytes)
+        available, least = self._available(setting, reading, stale_bytes)
+        stale = least + setting.gradients.leaving_bytes(missing)
+        in_step = self._in_step(setting, kin.seen.pattern, missing, stale)
         available -= int(_SPARE * setting.budget_bytes)
         return kin.sample(size, self.knowledge.seen_like(size), in_step, available)
 

@@ -175,11 +175,6 @@ class FirstLook:
         """Whether the run has changed a frozen parameter: a codebook, say."""
         return any(not torch.equal(local(p.detach()), value) for p, value in self._frozen)
 
-    @property
-    def heard_hooks(self) -> bool:
-        """Whether hooks inside the block were called."""
-        return bool(self._answers)
-
     def _generators(self) -> tuple[torch.Generator, ...]:
         """Those that the block's modules keep."""
         own = (value for _, before in self._before for value, _ in before.values())
