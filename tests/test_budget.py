@@ -219,6 +219,13 @@ def test_reserve_grows_with_retries_even_far_from_the_limit() -> None:
     assert learn(reserve(), peak=10, retries=1) > 3_000
 
 
+def test_retries_are_a_warning_only_where_fragments_have_shown() -> None:
+    whole = reserve(fragments=False)
+    assert learn(whole, retries=4) == 3_000
+    whole.learn_unusable(5_000)
+    assert learn(whole, retries=4) == 6_000
+
+
 def test_reserve_grows_to_what_the_allocator_held_beyond_what_was_in_use() -> None:
     assert learn(reserve(), over=5_000, grew=True) == 5_000
 
@@ -286,8 +293,9 @@ def test_reserve_never_outgrows_its_cap(fragments: bool, most: int) -> None:
 def test_retries_and_observed_steps_make_the_reserve_grow_no_further(
     fragments: bool, most: int
 ) -> None:
-    assert learn(reserve(fragments), retries=1000) == most
     observing = reserve(fragments)
+    observing.learn_unusable(4_000)
+    assert learn(observing, retries=1000) == most
     observing.learn_unusable(60_000)
     assert observing.bytes == most
 

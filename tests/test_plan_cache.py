@@ -11,21 +11,27 @@ from torch import nn
 import mimose
 from chains import chain, chains, run
 from mimose.inputs import InputSize
-from mimose.plan import CachedPlan, Plan, PlanCache
+from mimose.plan import Plan
+from mimose.plan_cache import CachedPlan, PlanCache, Shelved
 from mimose.planners import Optimal
 from mimose.timeline import Profile, RunCost
 
 PATTERN = ((0, 0), (1, 0), (0, 1))
 
 
-def plan_of(*recompute: bool) -> Plan:
-    return Plan(recompute, peak_bytes=0, recompute_seconds=0.0, fits=True)
+def plan_of(*recompute: bool, peak_bytes: int = 0) -> Plan:
+    return Plan(recompute, peak_bytes, recompute_seconds=0.0, fits=True)
+
+
+def ready(*recompute: bool, peak_bytes: int = 0) -> CachedPlan:
+    pattern = tuple((k, 0) for k in range(len(recompute)))
+    return CachedPlan.of(plan_of(*recompute, peak_bytes=peak_bytes), pattern)
 
 
 def filled(*keys: str, capacity: int = 1024) -> PlanCache:
     cache = PlanCache(capacity)
     for key in keys:
-        cache.put(key, plan_of(False), ((0, 0),))
+        cache.put(key, ready(False))
     return cache
 
 
@@ -60,16 +66,15 @@ def test_plan_of_nothing_keeps_nothing() -> None:
 
 def test_plan_that_was_put_is_got_again() -> None:
     cache = PlanCache()
-    put = cache.put("key", plan_of(True, False, True), PATTERN)
+    put = CachedPlan.of(plan_of(True, False, True), PATTERN)
+    cache.put("key", put)
     assert cache.get("key") is put
-    assert put == CachedPlan(
-        plan_of(True, False, True), {(0, 0): True, (1, 0): False, (0, 1): True}
-    )
+    assert put.again == {(0, 0): True, (1, 0): False, (0, 1): True}
 
 
 def test_plan_for_another_pattern_is_refused() -> None:
     with pytest.raises(ValueError):
-        PlanCache().put("key", plan_of(True), PATTERN)
+        CachedPlan.of(plan_of(True), PATTERN)
 
 
 def test_plans_handed_out_and_plans_made_are_counted() -> None:
@@ -81,7 +86,8 @@ def test_plans_handed_out_and_plans_made_are_counted() -> None:
 
 def test_newer_plan_replaces_the_older() -> None:
     cache = filled("a")
-    newer = cache.put("a", plan_of(True), ((0, 0),))
+    newer = ready(True)
+    cache.put("a", newer)
     assert cache.get("a") is newer
     assert len(cache) == 1
 
@@ -95,7 +101,7 @@ def test_cache_never_outgrows_its_capacity() -> None:
 def test_the_plan_not_asked_for_the_longest_goes_first() -> None:
     cache = filled("a", "b", "c", capacity=3)
     cache.get("a")
-    cache.put("d", plan_of(False), ((0, 0),))
+    cache.put("d", ready(False))
     assert keys_in(cache, "a", "b", "c", "d") == ["a", "c", "d"]
 
 
@@ -122,12 +128,12 @@ def of_length(length: int) -> InputSize:
     return InputSize((("ids", 2),), (8, length))
 
 
-def shelved(*plans: tuple[int, int, tuple[bool, ...]]) -> PlanCache:
-    """Plans by length and available bytes."""
+def shelved(*plans: tuple[int, int, int, tuple[bool, ...]]) -> PlanCache:
+    """Plans by length, with what was available and their peak."""
     cache = PlanCache()
-    for length, available, choices in plans:
-        cached = cache.put(length, plan_of(*choices), tuple((k, 0) for k in range(len(choices))))
-        cache.shelve("kind", of_length(length), available, cached)
+    for length, available, peak_bytes, choices in plans:
+        entry = Shelved(of_length(length), available, ready(*choices, peak_bytes=peak_bytes))
+        cache.shelve("kind", [entry])
     return cache
 
 
@@ -136,9 +142,42 @@ def shared(cache: PlanCache, length: int, available: int, kind: str = "kind") ->
     return None if cached is None else cached.plan
 
 
-def test_sizes_between_two_with_the_same_choices_share_the_plan_of_the_larger() -> None:
-    cache = shelved((100, 50, (True, False)), (200, 40, (True, False)))
-    assert shared(cache, 150, 45) is cache.get(200).plan  # type: ignore[union-attr]
+ONE_OF_TWO = (True, False)
+
+
+@pytest.fixture
+def agreeing() -> PlanCache:
+    return shelved((100, 50, 30, ONE_OF_TWO), (200, 45, 40, ONE_OF_TWO))
+
+
+@pytest.mark.parametrize("available", [50, 45, 40], ids=["more", "as much", "just enough"])
+def test_sizes_between_two_with_the_same_choices_have_them_too(
+    agreeing: PlanCache, available: int
+) -> None:
+    plan = shared(agreeing, 150, available)
+    assert plan is not None
+    assert plan.recompute == ONE_OF_TWO
+
+
+def test_the_peak_of_a_shared_plan_lies_on_the_line_between_those_that_are_known(
+    agreeing: PlanCache,
+) -> None:
+    peaks = [shared(agreeing, length, 50).peak_bytes for length in (101, 150, 199)]  # type: ignore[union-attr]
+    assert peaks == [31, 35, 40]
+
+
+def test_a_plan_made_for_a_larger_size_alone_says_that_its_peak_is_not_this_ones() -> None:
+    cache = shelved((100, 50, 40, (True, False)), (200, 50, 40, (False, False)))
+    cached = cache.between("kind", of_length(150), 50)
+    assert cached is not None
+    assert not cached.exact
+
+
+def test_a_size_that_was_looked_at_has_its_plan() -> None:
+    cache = shelved((100, 50, 30, (False, False)), (101, 50, 40, ONE_OF_TWO))
+    plan = shared(cache, 101, 50)
+    assert plan is not None
+    assert plan.recompute == ONE_OF_TWO
 
 
 @pytest.mark.parametrize(
@@ -146,13 +185,34 @@ def test_sizes_between_two_with_the_same_choices_share_the_plan_of_the_larger() 
     [(99, 50, "kind"), (201, 40, "kind"), (150, 39, "kind"), (150, 51, "kind"), (150, 45, "x")],
     ids=["smaller", "larger", "less available", "more available", "another kind"],
 )
-def test_nothing_is_shared_beyond_what_is_known(length: int, available: int, kind: str) -> None:
-    cache = shelved((100, 50, (True, False)), (200, 40, (True, False)))
-    assert shared(cache, length, available, kind) is None
+def test_nothing_is_shared_beyond_what_is_known(
+    agreeing: PlanCache, length: int, available: int, kind: str
+) -> None:
+    assert shared(agreeing, length, available, kind) is None
 
 
 def test_nothing_is_shared_between_different_choices() -> None:
-    assert shared(shelved((100, 50, (False, False)), (200, 40, (True, False))), 150, 45) is None
+    cache = shelved((100, 50, 30, (False, False)), (200, 40, 40, ONE_OF_TWO))
+    assert shared(cache, 150, 45) is None
+
+
+def test_smaller_sizes_share_a_plan_that_keeps_everything() -> None:
+    cache = shelved((200, 50, 40, (False, False)))
+    assert shared(cache, 10, 1000) is not None
+    assert shared(cache, 10, 39) is None
+    assert shared(cache, 201, 1000) is None
+
+
+def test_what_lies_between_plans_that_are_put_together_no_longer_counts() -> None:
+    cache = shelved((120, 50, 49, (True, True)), (250, 50, 49, (True, True)))
+    low, high = (
+        Shelved(of_length(length), 60, ready(*ONE_OF_TWO, peak_bytes=40)) for length in (100, 200)
+    )
+    cache.shelve("kind", [low, high])
+    plan = shared(cache, 110, 60)
+    assert plan is not None
+    assert plan.recompute == ONE_OF_TWO
+    assert shared(cache, 225, 40) is None
 
 
 @given(profile=chains, budgets=st.tuples(st.integers(0, 2000), st.integers(0, 2000)))
@@ -176,8 +236,9 @@ def test_doubtful_plans_are_forgotten_and_the_others_stay() -> None:
     for length, doubtful in ((10, False), (20, False), (30, True)):
         profile = _profile(length)
         plan = Plan.of(profile, (False,), 100)
-        cached = cache.put((profile.size, 100), plan, ((0, 0),), profile, doubtful=doubtful)
-        cache.shelve("kind", profile.size, 100, cached)
+        cached = CachedPlan.of(plan, ((0, 0),), profile, doubtful=doubtful)
+        cache.put((profile.size, 100), cached)
+        cache.shelve("kind", [Shelved(profile.size, 100, cached)])
     assert cache.between("kind", _profile(25).size, 100) is not None
     cache.forget_doubtful()
     assert len(cache) == 2

@@ -251,7 +251,7 @@ class Engine:
             planned: PlannedStep = WatchedStep(*step, watch=watch)
         else:
             planned = PlannedStep(*step)
-        planned.exact, planned.doubtful = decision.exact, cached.doubtful
+        planned.exact, planned.doubtful = cached.exact, cached.doubtful
         planned.after_broken, self._after_broken_step = self._after_broken_step, False
         return planned
 

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from mimose.inputs import FINEST, InputSize
 from mimose.observations import Pattern, StepObservation
+from mimose.reach import Line
 from mimose.shapes import Shape
 from mimose.timeline import Profile, RunCost, peak
 
@@ -185,9 +186,18 @@ class Estimator:
 
     def sharing(self, size: InputSize) -> InputSize:
         """The size whose plan `size` may share: itself, or one that is hardly larger."""
-        if self._fit is None or max(size.dims, default=0) < FINEST or not self.ready:
+        if max(size.dims, default=0) < FINEST or self._fit is None or not self.ready:
             return size
         return size.rounded_up(self._fit.shape.varying)
+
+    def line(self, size: InputSize) -> Line | None:
+        """The sizes that differ from this one in the one dimension that varies; if it is one."""
+        fit = self._fit
+        if fit is None or not fit.fair or self.noisy or len(fit.shape.symbols) != 1:
+            return None
+        if not fit.shape.describes(size) or not fit.covers(size):
+            return None
+        return Line(fit.shape, size, fit.shape.point(size)[0], fit.highest)
 
     def _contradicts(self, observation: StepObservation) -> bool:
         """Whether a step was so far from what it should have been that nothing older counts."""
@@ -237,6 +247,11 @@ class _Fit:
         self._kinks = bool(self.kinked.any())
         one = len(columns) == 1
         self._ladder = _Ladder.of(columns[0], self.values, self.kinked) if one else None
+
+    @property
+    def highest(self) -> int:
+        """The largest size seen, where sizes differ in one dimension."""
+        return self._high[0]
 
     @property
     def fair(self) -> bool:

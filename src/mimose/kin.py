@@ -8,7 +8,7 @@ at, and what a kept one adds to the memory in use is held against what it should
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -61,11 +61,10 @@ class Kin:
         `others` are what was seen besides.
         """
         same = [self.seen, *(other for other in others if other.pattern == self.seen.pattern)]
-        nearest = min(same, key=lambda seen: (_growth(seen.size, size), seen.head_forward_bytes))
-        factor = _growth(nearest.size, size)
-        if factor > _MOST_SCALING:
+        guess = _chord(same, size) or _scaled(same, size)
+        if guess is None:
             return None
-        profile = _scaled(nearest.profile(), factor).in_step(*in_step)
+        profile = guess.in_step(*in_step)
         choices = list(Optimal().plan(profile, available_bytes).recompute)
         choices = [again or run.fixed for again, run in zip(choices, profile.runs, strict=True)]
         moving = _moving(profile.runs)
@@ -162,17 +161,41 @@ def _moved(run: Observation, start: int) -> Observation:
     return replace(run, start_bytes=start, forward_bytes=forward, entry_bytes=entry)
 
 
-def _scaled(profile: Profile, factor: float) -> Profile:
-    """A profile that is no lower than at a size that takes at most so many times more."""
-    if factor == 1:
-        return profile
+def _chord(seen: Sequence[StepObservation], size: InputSize) -> Profile | None:
+    """What lies on the line between the next smaller and the next larger size, if both were seen.
 
-    def more(*numbers: int) -> tuple[int, ...]:
-        return tuple(math.ceil(number * factor) for number in numbers)
+    No less than the size takes: memory grows with size, and ever faster.
+    """
+    larger = [o for o in seen if size <= o.size]
+    smaller = [o for o in seen if o.size <= size]
+    if not larger or not smaller:
+        return None
+    high = min(larger, key=lambda o: o.head_forward_bytes)
+    low = max(smaller, key=lambda o: o.head_forward_bytes)
+    pairs = zip(low.size.dims, size.dims, high.size.dims, strict=True)
+    share = max(((x - a) / (b - a) for a, x, b in pairs if b > a), default=1.0)
+    return _each(high.profile(), low.profile(), lambda b, a: max(a, math.ceil(a + share * (b - a))))
 
-    runs = (RunCost._make((*more(*run[:_FIXED]), *run[_FIXED:])) for run in profile.runs)
-    head_and_tail = more(profile.head_forward, profile.head_backward, profile.tail)
-    return Profile(profile.size, tuple(runs), *head_and_tail)
+
+def _scaled(seen: Sequence[StepObservation], size: InputSize) -> Profile | None:
+    """What the nearest size takes, times what a larger one may take more."""
+    nearest = min(seen, key=lambda o: (_growth(o.size, size), o.head_forward_bytes))
+    factor = _growth(nearest.size, size)
+    if factor > _MOST_SCALING:
+        return None
+    profile = nearest.profile()
+    return _each(profile, profile, lambda a, _: math.ceil(a * factor)) if factor > 1 else profile
+
+
+def _each(one: Profile, other: Profile, of: Callable[[int, int], int]) -> Profile:
+    """The profile whose bytes come from those of two; with the times of the first."""
+    runs = (
+        RunCost._make((*map(of, a[:_FIXED], b[:_FIXED]), *a[_FIXED:]))
+        for a, b in zip(one.runs, other.runs, strict=True)
+    )
+    names = ("head_forward", "head_backward", "tail")
+    head_and_tail = (of(getattr(one, name), getattr(other, name)) for name in names)
+    return Profile(one.size, tuple(runs), *head_and_tail)
 
 
 def _growth(seen: InputSize, size: InputSize) -> float:

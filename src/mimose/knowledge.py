@@ -11,6 +11,7 @@ from mimose.estimator import Estimator
 from mimose.inputs import InputSize, Layout
 from mimose.kin import Kin
 from mimose.observations import Pattern, StepObservation
+from mimose.reach import Line
 from mimose.timeline import Profile
 
 _ENOUGH = 12
@@ -150,6 +151,11 @@ class Knowledge:
         estimator = self._estimator_for(size)
         return estimator is not None and estimator.far_beyond(size)
 
+    def line(self, size: InputSize) -> Line | None:
+        """The sizes that differ from this one in the one dimension that varies, where they do."""
+        estimator = self._estimator_for(size)
+        return None if estimator is None else estimator.line(size)
+
     def bound(self, size: InputSize) -> Profile | None:
         """A profile that is no lower than that of `size`, if a larger one was seen."""
         estimator = self._estimator_for(size)
@@ -165,10 +171,11 @@ class Knowledge:
         estimator = self._estimator_for(size)
         return None if estimator is None else estimator.pattern
 
-    def sharing(self, size: InputSize) -> InputSize:
-        """The size whose plan `size` may share: itself, or one that is hardly larger."""
-        estimator = self._estimator_for(size)
-        return size if estimator is None else estimator.sharing(size)
+    def sharing(self, size: InputSize) -> tuple[InputSize, Pattern | None]:
+        """The size whose plan `size` may share, itself or one that is hardly larger; and the runs
+        that a step of it is expected to have."""
+        estimator = self._preferred.get(size.layout)
+        return (size, None) if estimator is None else (estimator.sharing(size), estimator.pattern)
 
     def born_bytes(self, pattern: Pattern, missing_bytes: int) -> tuple[int, ...]:
         """Gradients that will be born before each run's recompute, if so much is missing now."""

@@ -13,7 +13,8 @@ from mimose.inputs import InputSize
 from mimose.knowledge import Knowledge
 from mimose.memory import Reading
 from mimose.notebook import explanation_html, stats_html
-from mimose.plan import Plan, PlanCache
+from mimose.plan import Plan
+from mimose.plan_cache import PlanCache
 from mimose.planners import KeepAll, Planner, RecomputeAll
 from mimose.setting import Setting
 from mimose.steps import ObservedStep, PlannedStep, Step

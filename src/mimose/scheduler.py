@@ -8,7 +8,7 @@ going back to an earlier one needs no observing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 from mimose.inputs import InputSize
@@ -16,8 +16,10 @@ from mimose.kin import Sample
 from mimose.knowledge import Knowledge
 from mimose.memory import Reading
 from mimose.observations import Pattern, Run, StepObservation
-from mimose.plan import CachedPlan, Plan, PlanCache
+from mimose.plan import Plan
+from mimose.plan_cache import CachedPlan, PlanCache, Shelved
 from mimose.planners import Optimal, Planner, RecomputeAll
+from mimose.reach import Stop, stops
 from mimose.regime import Regime
 from mimose.setting import Setting
 from mimose.steps import PlannedStep
@@ -43,6 +45,10 @@ AS_PLANNED, STRICTER, EVERYTHING = range(3)
 """How strict a plan must be: after a failure, halfway to everything, then everything."""
 
 
+_InStep = tuple[tuple[int, ...], int, int]
+"""Gradients that are born before each run, what is given back in the backward, all born ones."""
+
+
 class Decision(NamedTuple):
     """The plan for a step, and at which of its runs to compare memory with the timeline."""
 
@@ -50,8 +56,6 @@ class Decision(NamedTuple):
     available_bytes: int
     watched: range
     new: bool
-    exact: bool = True
-    """Whether the plan was made for just this size, not for one that is a little larger."""
 
     def with_choices(self, again: Mapping[Run, bool]) -> Decision:
         """The same step under other choices. Nobody watches it: they are not to be corrected."""
@@ -99,8 +103,7 @@ class Scheduler:
     ) -> Decision | None:
         """The plan for a step of this size, if enough is known of it."""
         knowledge = self.knowledge
-        shared = knowledge.sharing(size)
-        pattern = knowledge.pattern_for(shared)
+        shared, pattern = knowledge.sharing(size)
         if pattern is None or (self._look_again and self.strictness == AS_PLANNED):
             self._look_at_all |= self._look_again
             self._look_again = False
@@ -111,24 +114,44 @@ class Scheduler:
         missing = setting.gradients.missing()
         stale = least + setting.gradients.leaving_bytes(missing)
         kind = (missing, stale, knowledge.mark, self.strictness)
-        key = (shared, available, kind)
-        cached, new, exact = self.cache.get(key), False, True
+        key, new = (shared, available, kind), False
+        cached = self.cache.get(key)
         if cached is None and self._shares:
             cached = self.cache.between(kind, shared, available)
-            exact = cached is None
+            if cached is not None:
+                self.cache.put(key, cached, new=False)
         if cached is None:
             in_step = self._in_step(setting, pattern, missing, stale)
             made = self.new_plan(shared, available, in_step, real=size)
             if made is None:
                 return self._unknown()
-            near = available + setting.reserve.bytes - int(_GUARDED * setting.budget_bytes)
-            doubtful = knowledge.doubtful(size)
-            cached = self.cache.put(key, made[0], pattern, made[1], near, doubtful=doubtful)
-            new = True
-            if self._shares:
-                self.cache.shelve(kind, shared, available, cached)
-        watched = self._watched(setting, cached, available)
-        return Decision(cached, available, watched, new, exact)
+            cached, new = self._remembered(setting, made, key, pattern, in_step, size), True
+        return Decision(cached, available, self._watched(setting, cached, shared, available), new)
+
+    def _remembered(
+        self,
+        setting: Setting,
+        made: tuple[Plan, Profile],
+        key: tuple[InputSize, int, Hashable],
+        pattern: Pattern,
+        in_step: _InStep,
+        size: InputSize,
+    ) -> CachedPlan:
+        """A new plan, ready for use and for sizes to share."""
+        (plan, profile), (shared, available, kind) = made, key
+        # Below what is available, from here on kept runs are guarded.
+        beyond = int(_GUARDED * setting.budget_bytes) - setting.reserve.bytes
+        doubtful, near = self.knowledge.doubtful(size), available - beyond
+        cached = CachedPlan.of(plan, pattern, profile, near, doubtful=doubtful)
+        self.cache.put(key, cached)
+        if self._shares:
+            shelved = [Shelved(shared, available, cached)]
+            for stop in self._carried(Stop(profile, available, plan), in_step):
+                profile, available, plan = stop
+                more = CachedPlan.of(plan, pattern, profile, available - beyond)
+                shelved.append(Shelved(profile.size, available, more))
+            self.cache.shelve(kind, shelved)
+        return cached
 
     def _available(self, setting: Setting, reading: Reading, stale_bytes: int) -> tuple[int, int]:
         """What the step may rise by, and how much of what is stale is given back in its backward.
@@ -140,12 +163,14 @@ class Scheduler:
         margin = self.knowledge.adaptation.margin
         if margin:
             available = int(available / (1 + margin))
+        if not stale_bytes:
+            return setting.rounded(available), 0
         least, most = setting.bracket(stale_bytes)
         return setting.rounded(available + stale_bytes) - most, least
 
     def _in_step(
         self, setting: Setting, pattern: Pattern, missing: tuple[bool, ...], stale_bytes: int
-    ) -> tuple[tuple[int, ...], int, int]:
+    ) -> _InStep:
         """What `Profile.in_step` asks: gradients to be born, what is given back, all missing."""
         leaving = setting.gradients.leaving_bytes(missing)
         missing_bytes = setting.gradients.missing_bytes(missing) + leaving
@@ -175,7 +200,7 @@ class Scheduler:
         self,
         size: InputSize,
         available: int,
-        in_step: tuple[tuple[int, ...], int, int],
+        in_step: _InStep,
         *,
         real: InputSize | None = None,
     ) -> tuple[Plan, Profile] | None:
@@ -203,6 +228,18 @@ class Scheduler:
             return None
         return self._as_strict_as_must_be(plan, profile, available), profile
 
+    def _carried(self, start: Stop, in_step: _InStep) -> list[Stop]:
+        """How far a plan carries, so that sizes in between are not planned for."""
+        line = self.knowledge.line(start.profile.size)
+        if line is None or not start.plan.fits or self.strictness != AS_PLANNED:
+            return []
+
+        def predict(size: InputSize) -> Profile | None:
+            profile = self.knowledge.predict(size)
+            return None if profile is None else profile.in_step(*in_step)
+
+        return stops(line, start, predict, self.planner)
+
     def _as_strict_as_must_be(self, plan: Plan, profile: Profile, available: int) -> Plan:
         if self.strictness == AS_PLANNED:
             return plan
@@ -218,7 +255,9 @@ class Scheduler:
             return None
         return Decision(CachedPlan(Plan((), 0, 0.0, False), {}), 0, range(0), False)
 
-    def _watched(self, setting: Setting, cached: CachedPlan, available: int) -> range:
+    def _watched(
+        self, setting: Setting, cached: CachedPlan, size: InputSize, available: int
+    ) -> range:
         """The runs at which memory is looked at: all in doubt, the last one now and then."""
         runs = len(cached.plan.recompute)
         if not cached.plan.kept or cached.profile is None:
@@ -226,8 +265,10 @@ class Scheduler:
         if cached.doubtful:
             return range(runs if cached.plan.peak_bytes > _NEAR * available else 0)
         self._planned += 1
-        due = self._planned % _PROBE_EVERY == 0 and not setting.meter.private
-        return range(runs - 1, runs) if due else range(0)
+        if self._planned < _PROBE_EVERY or setting.meter.private or cached.profile.size != size:
+            return range(0)
+        self._planned = 0
+        return range(runs - 1, runs)
 
     def step_over(self, step: PlannedStep, real_rise: int | None, limit: int) -> None:
         """A planned step rose so far above its start; None if nobody could see.
@@ -241,7 +282,7 @@ class Scheduler:
             above = real_rise is not None and real_rise > step.plan.peak_bytes
             rise = real_rise if step.exact or above else None  # another size's peak tells no more
             knowledge.peaked(step.size, step.plan.peak_bytes, rise)
-        if step.exact and not step.doubtful:
+        if not step.doubtful:
             knowledge.adaptation.note_difference(step.difference)
         if step.ran_out:
             self.failed(step)

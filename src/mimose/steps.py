@@ -153,7 +153,7 @@ class PlannedStep(Step):
         self.doubtful = False
         """Whether its plan was: then a difference from it says nothing of what is known."""
         self.exact = True
-        """Whether its plan was made for just its size."""
+        """Whether its plan's costs are those of its size, not of a larger one."""
         self.after_broken = False
         """Whether the engine still held memory of a step that broke off, which then dies in it."""
         self.ran_out = False

@@ -97,7 +97,7 @@ def test_who_cannot_run_says_why() -> None:
 
 def test_every_n_layers_is_as_sparse_as_the_budget_allows() -> None:
     survey = surveyed("QA-Bert")
-    match = Match(arena("QA-Bert"), survey, survey.kept_bytes(survey.largest))
+    match = Match(arena("QA-Bert"), survey, survey.kept_bytes(survey.longest))
     outcome = run(contestant_named("hf-every-n"), match)
     assert outcome.spent == {"every_n_layers": BLOCKS}
     assert set(outcome.steps.recomputed) == {1}

@@ -64,6 +64,12 @@ class Arena:
         columns = zip(*(shape.lengths for shape in self.shapes), strict=True)
         return BatchShape(self.shapes[0].rows, tuple(max(column) for column in columns))
 
+    @property
+    def longest(self) -> BatchShape:
+        """The largest batch that the data could give: what a static tool has to plan for."""
+        conditions = self.conditions
+        return self.task.longest_of_data(scale=conditions.scale, small=conditions.small)
+
     def size_of(self, shape: BatchShape) -> InputSize:
         """The size as mimose sees it."""
         return input_size((), self.task.batch(shape, 0, torch.device("cpu")))

@@ -164,7 +164,7 @@ class TransformersEveryN(_Fixed):
         survey, budget = self.match.survey, self.match.budget_bytes
         assert budget is not None
         for every in range(len(survey.blocks), 1, -1):
-            if survey.plan(survey.largest, budget, Given(self._choices(every))).fits:
+            if survey.plan(survey.longest, budget, Given(self._choices(every))).fits:
                 return every
         return 1
 
@@ -204,10 +204,10 @@ class _Played(Contestant):
 
 @final
 class StaticPlan(_Played):
-    """One plan for all sizes, the best for the largest batch of the run, known in advance.
+    """One plan for all sizes: the best for the largest batch that the data could give.
 
-    The paper's Sublinear as its authors ran it, given every advantage: the plan is optimal, the
-    largest size is known before the first step, and blocks are recomputed by mimose's own code.
+    The paper's Sublinear as its authors ran it, given every advantage: the plan is optimal, what it
+    is made from is known before the first step, and blocks are recomputed by mimose's own code.
     """
 
     name = "static"
@@ -216,7 +216,7 @@ class StaticPlan(_Played):
         super().__init__(match)
         survey = match.survey
         assert match.budget_bytes is not None
-        self._choices = survey.choices(survey.plan(survey.largest, match.budget_bytes))
+        self._choices = survey.choices(survey.plan(survey.longest, match.budget_bytes))
 
     def step_begins(self, shape: BatchShape) -> None:
         self._playback.begin(self._choices)

@@ -52,6 +52,7 @@ class _Mimose(Contestant):
         vars(scheduler)["new_plan"] = self.deciding.around(scheduler.new_plan)
         vars(scheduler.planner)["plan"] = self.planning.around(scheduler.planner.plan)
         self._observed = self._planned = self._recomputed = 0
+        self._counted = self._counted_in_observed = 0.0
 
     def step_over(self) -> StepNote:
         stats = self.handle._stats  # the handle's own copy would read observations too early
@@ -60,6 +61,10 @@ class _Mimose(Contestant):
         recomputed = stats.runs_recomputed - self._recomputed
         self._observed, self._planned = stats.observed_steps, stats.planned_steps
         self._recomputed = stats.runs_recomputed
+        elsewhere = self.fitting.seconds + stats.planning_seconds
+        if observed:  # what is counted as the estimator's or the planner's is not the collector's
+            self._counted_in_observed += elsewhere - self._counted
+        self._counted = elsewhere
         if observed:
             step = self.handle._last_step
             ride: Ride | None = step.ride if isinstance(step, ObservedStep) else None
@@ -92,6 +97,7 @@ class _Mimose(Contestant):
             "plan_seconds": self.planning.seconds,
             "predict_seconds": self.deciding.seconds - self.planning.seconds,
             "deciding_seconds": stats.planning_seconds,
+            "counted_in_observed_seconds": self._counted_in_observed,
             "recompute_seconds": stats.recompute_seconds,
             "reserve_bytes": stats.reserve_bytes,
             "prediction_error": stats.prediction_error,

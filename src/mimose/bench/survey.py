@@ -44,6 +44,9 @@ class Survey:
     blocks: tuple[str, ...]
     observations: tuple[StepObservation, ...]
     largest: InputSize
+    """That covers every batch of the run."""
+    longest: InputSize
+    """The largest that the data could give, drawn or not: what a static tool has to plan for."""
     base_bytes: int
     """In use before a forward: parameters, optimizer state, the batch."""
     gradient_bytes: int
@@ -106,18 +109,22 @@ class Survey:
         """Numbers, strings, lists and dicts alone, for files."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         plain["observations"] = [o.to_plain() for o in self.observations]
-        plain["largest"] = [[list(tensor) for tensor in self.largest.layout], self.largest.dims]
+        for name in ("largest", "longest"):
+            size = getattr(self, name)
+            plain[name] = [[list(tensor) for tensor in size.layout], size.dims]
         return plain
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Survey:
         """What `to_plain` gave."""
-        layout, dims = plain["largest"]
-        own = {name: plain[name] for name in cls.__dataclass_fields__}
+        own = {"longest": plain["largest"], **plain}  # older files know of one size
+        own = {name: own[name] for name in cls.__dataclass_fields__}
         own["blocks"] = tuple(own["blocks"])
         own["single_block_bytes"] = tuple(own["single_block_bytes"])
         own["observations"] = tuple(map(StepObservation.from_plain, plain["observations"]))
-        own["largest"] = InputSize(tuple((name, rank) for name, rank in layout), tuple(dims))
+        for name in ("largest", "longest"):
+            layout, dims = own[name]
+            own[name] = InputSize(tuple((tensor, rank) for tensor, rank in layout), tuple(dims))
         return cls(**own)
 
 
@@ -132,6 +139,7 @@ def survey(arena: Arena) -> Survey:
             blocks=tuple(block.name for block in blocks),
             observations=tuple(seen),
             largest=arena.size_of(arena.largest),
+            longest=arena.size_of(arena.longest),
             base_bytes=base,
             gradient_bytes=sum(p.nbytes for p in trainee.model.parameters() if p.requires_grad),
             needed_bytes=needed,
@@ -170,12 +178,14 @@ def _observed(arena: Arena, trainee: Trainee) -> tuple[list[StepObservation], in
 
 
 def samples(arena: Arena) -> list[BatchShape]:
-    """Sizes over the whole range, the largest first; then the run's last, a half batch."""
+    """Sizes over the whole range, the largest first; then the longest of the data, and the run's
+    last, a half batch."""
     columns = list(zip(*(shape.lengths for shape in arena.shapes), strict=True))
     counts = (_LENGTHS,) if len(columns) == 1 else _GRID
     axes = [_spread(min(c), max(c), n) for c, n in zip(columns, counts, strict=True)]
     shapes = [BatchShape(arena.largest.rows, lengths) for lengths in itertools.product(*axes)]
-    return [*shapes, arena.shapes[-1]]
+    more = [] if arena.longest in shapes else [arena.longest]
+    return [*shapes, *more, arena.shapes[-1]]
 
 
 def _spread(low: int, high: int, count: int) -> list[int]:

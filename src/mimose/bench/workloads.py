@@ -64,10 +64,19 @@ class Task:
             BatchShape(n, tuple(self._padded(draw, t, n, small) for t in tables)) for n in counts
         ]
 
+    def longest_of_data(self, *, scale: int, small: bool) -> BatchShape:
+        """The largest batch that the data could give, drawn in a run or not."""
+        rows = (_SMALL_ROWS if small else self.rows) * scale
+        tables = (_counts(source) for source in self.sources)
+        return BatchShape(rows, tuple(self._cut(max(lengths), small) for lengths, _ in tables))
+
     def _padded(
         self, draw: random.Random, table: tuple[list[int], list[int]], rows: int, small: bool
     ) -> int:
-        length = min(max(draw.choices(*table, k=rows)), self.longest)
+        return self._cut(max(draw.choices(*table, k=rows)), small)
+
+    def _cut(self, length: int, small: bool) -> int:
+        length = min(length, self.longest)
         return max(4, length // _SMALLER) if small else length
 
     def batch(self, shape: BatchShape, number: int, device: torch.device) -> Batch:
