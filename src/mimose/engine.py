@@ -81,6 +81,7 @@ class Engine:
         self._setting: Setting | None = None
         self._attachment: Attachment | None = None
         self._agreement = Agreement([])
+        self._several = False
         self._tripwire = Tripwire(model, [])
         self._root = RootSeat(model, self)
 
@@ -178,6 +179,8 @@ class Engine:
         assert self._setting is not None
         self._tripwire.close()
         self._read_observations()
+        if self._stats.steps % 16 == 0:  # asking takes as long as a plan from the cache
+            self._several = several()
         size = self._latest_size = self._announced_size or self._size_of(args, kwargs)
         self._announced_size = None
         self._stale.step_starts()
@@ -232,7 +235,7 @@ class Engine:
     def _planned(self, setting: Setting, size: InputSize, reading: Reading) -> PlannedStep | None:
         """The step under the plan for this size, if enough is known of it."""
         decision = self._scheduler.decide(setting, size, reading, self._stale.expected())
-        if several():
+        if self._several:
             decision = self._agreed(decision)
         if decision is None:
             return None

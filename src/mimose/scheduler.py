@@ -31,7 +31,7 @@ _MOST_SURPRISES = 16
 """How often a block that no plan knew, or a doubt, makes the next step an observed one."""
 _MOST_REGIMES = 8
 _PROBE_EVERY = 16
-"""How many planned steps there are to one whose memory is compared with the timeline."""
+"""At least so many planned steps there are to one whose memory is compared with the timeline."""
 _AT_STAKE = 0.7
 """The share of the limit from which on a doubt matters even if nothing is recomputed."""
 _GUARDED = 0.12
@@ -40,6 +40,8 @@ _SPARE = 0.03
 """The share of the budget that is left free, beside the reserve, where a size is only guessed."""
 _NEAR = 0.9
 """The share of what is available from which on a doubtful plan is watched."""
+
+_NOWHERE = range(0)
 
 AS_PLANNED, STRICTER, EVERYTHING = range(3)
 """How strict a plan must be: after a failure, halfway to everything, then everything."""
@@ -81,7 +83,7 @@ class Scheduler:
         self._surprises = 0
         self._look_again = False
         self._look_at_all = False
-        self._planned = 0
+        self._unwatched = 0
         self._shares = getattr(planner, "shares", False)
         self._samples = isinstance(planner, Optimal)
 
@@ -259,15 +261,18 @@ class Scheduler:
         self, setting: Setting, cached: CachedPlan, size: InputSize, available: int
     ) -> range:
         """The runs at which memory is looked at: all in doubt, the last one now and then."""
+        if not cached.doubtful:
+            self._unwatched += 1
+            if self._unwatched < _PROBE_EVERY:
+                return _NOWHERE
         runs = len(cached.plan.recompute)
         if not cached.plan.kept or cached.profile is None:
-            return range(0)
+            return _NOWHERE
         if cached.doubtful:
             return range(runs if cached.plan.peak_bytes > _NEAR * available else 0)
-        self._planned += 1
-        if self._planned < _PROBE_EVERY or setting.meter.private or cached.profile.size != size:
-            return range(0)
-        self._planned = 0
+        if setting.meter.private or cached.profile.size != size:
+            return _NOWHERE
+        self._unwatched = 0
         return range(runs - 1, runs)
 
     def step_over(self, step: PlannedStep, real_rise: int | None, limit: int) -> None:
