@@ -173,6 +173,20 @@ def test_a_plan_made_for_a_larger_size_alone_says_that_its_peak_is_not_this_ones
     assert not cached.exact
 
 
+@pytest.mark.parametrize(("low", "exact"), [(190, True), (40, False)], ids=["near", "far apart"])
+def test_costs_between_sizes_that_lie_far_apart_are_not_taken_for_exact(
+    low: int, exact: bool
+) -> None:
+    cache = shelved((low, 9_000, low * low, ONE_OF_TWO), (200, 40_000, 40_000, ONE_OF_TWO))
+    cached = cache.between("kind", of_length(195), 40_000)
+    assert cached is None
+    cache = shelved((low, 50_000, low * low, ONE_OF_TWO), (200, 40_000, 40_000, ONE_OF_TWO))
+    cached = cache.between("kind", of_length(195), 40_000)
+    assert cached is not None
+    assert cached.plan.peak_bytes >= 195 * 195
+    assert cached.exact == exact
+
+
 def test_a_size_that_was_looked_at_has_its_plan() -> None:
     cache = shelved((100, 50, 30, (False, False)), (101, 50, 40, ONE_OF_TWO))
     plan = shared(cache, 101, 50)

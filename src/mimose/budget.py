@@ -151,9 +151,9 @@ class Reserve:
     the holes that the allocator's pages may leave, where these are more (but not over 5 %). When a
     step near the limit makes the allocator take more from the device, what it then holds beyond
     what is in use is evidence, and so it is in observed steps; when memory ran out, plans were too
-    tight. That it had to give cached memory back before it could go on costs next to nothing
-    and happens often near a limit; it is a warning where fragments have shown already. Without a
-    sign over many steps near the limit the reserve shrinks to where it started. Where the allocator
+    tight. That it had to give cached memory back before it could go on costs next to nothing, but
+    warns: where the reserve did not grow with it, memory ran out sooner or later. Without a sign
+    over many steps near the limit the reserve shrinks to where it started. Where the allocator
     leaves fragments it may grow to a quarter of the budget, where it does not to 8 %; only running
     out of memory makes it grow further.
     """
@@ -165,7 +165,6 @@ class Reserve:
         self._least = int(min(max(self._FIRST * budget_bytes, hole_bytes), 0.05 * budget_bytes))
         self._most = budget_bytes // 4 if fragments else max(self._least, int(0.08 * budget_bytes))
         self._most_by_growth = self._most if fragments else self._least
-        self._fragments = fragments
         self.bytes = self._least
         self._quiet_steps = 0
 
@@ -186,8 +185,8 @@ class Reserve:
 
     def learn(self, *, peak_bytes: int, held_bytes: int, grew: bool, retries: int) -> None:
         """A step peaked at `peak_bytes` in use while the allocator held `held_bytes`."""
-        if retries and (self._fragments or self.bytes > self._least):
-            self._set(self.bytes + retries * self._budget // 400)
+        if retries:
+            self._set(self.bytes + retries * self._budget // 200)
         elif not self.near_limit(peak_bytes):
             return
         elif grew and held_bytes - peak_bytes > self.bytes:

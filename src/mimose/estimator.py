@@ -64,6 +64,7 @@ _EVEN, _MUCH = 0.02, 1.3
 """How far the times of runs may move, each against the others and all together, before plans are
 made anew."""
 _MOST_SIZES = 64
+_MOST_TOLD = 512
 
 
 class Estimator:
@@ -77,6 +78,8 @@ class Estimator:
         self._contradicted_at = -_SOON
         self._confirmed = 0
         self._varies = False
+        self._told: dict[InputSize, Profile] = {}
+        """What was predicted from all that is known by now."""
         self.keeps_time = False
         """Whether the latest observation has left times about as they were."""
 
@@ -134,6 +137,7 @@ class Estimator:
             and self._fit is not None
             and self._fit.times.much_like(before.times, before.typical_saved)
         )
+        self._told.clear()
         self.version += 1
         return void
 
@@ -148,6 +152,7 @@ class Estimator:
         if seen is None:
             return False
         self._seen[observation.size] = seen.timed_as(with_shared_times(observation))
+        self._told.clear()
         if self._fit is None:
             return True
         former, self._fit.times = self._fit.times, _Times.of(self.observations)
@@ -163,10 +168,19 @@ class Estimator:
         A size that was seen can be told at once. Others need a fit that its own leave-one-out error
         confirms; without one, `bound` may still say enough.
         """
-        seen = self._seen.get(size)
+        told = self._told.get(size)
+        if told is not None:
+            return told
+        seen, profile = self._seen.get(size), None
         if seen is not None and not (self.noisy and self._fit is not None):
-            return seen.profile()
-        return self._fit.predict(size) if self._fit is not None and self.ready else None
+            profile = seen.profile()
+        elif self._fit is not None and self.ready:
+            profile = self._fit.predict(size)
+        if profile is not None:
+            if len(self._told) >= _MOST_TOLD:
+                self._told.clear()
+            self._told[size] = profile
+        return profile
 
     def covers(self, size: InputSize) -> bool:
         """Whether a size lies between those seen."""

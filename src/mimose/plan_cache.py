@@ -17,6 +17,8 @@ from mimose.timeline import Profile, levels
 _MOST_ON_SHELF, _MOST_SHELVES = 256, 64
 _SLACK = 10
 """By what power of two the bytes are divided that may be available beyond a smaller size's."""
+_CLOSE = 0.004
+"""How far the costs of a shared plan may lie above the real ones, as a share of its peak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class CachedPlan:
     doubtful: bool = False
     """Whether steps under it had better be watched."""
     exact: bool = True
-    """Whether its costs are those of the size that it is handed out for, not of a larger one."""
+    """Whether its costs are about those of the size that it is handed out for."""
 
     @property
     def keeps_all(self) -> bool:
@@ -76,17 +78,22 @@ class Shelved(NamedTuple):
 def _at(size: InputSize, below: Shelved, above: Shelved) -> CachedPlan:
     """The plan that two sizes have in common, for one in between.
 
-    Its costs lie on the line between theirs, and so are hardly higher than they will be: memory
-    grows ever faster with size.
+    Its costs are put on the line between theirs: memory grows ever faster with size, so they are
+    hardly higher than they will be; or much higher, if the two lie far apart.
     """
     if size == above.size:
         return above.cached
     dims = zip(below.size.dims, size.dims, above.size.dims, strict=True)
-    share = max(((x - low) / (high - low) for low, x, high in dims if high > low), default=1.0)
+    moving = [(low, x, high) for low, x, high in dims if high > low]
+    share = max(((x - low) / (high - low) for low, x, high in moving), default=1.0)
+    apart = max(((high - low) / (high + low) for low, _, high in moving), default=0.0)
     low, high = below.plan, above.plan
-    peak = low.peak_bytes + math.ceil(share * (high.peak_bytes - low.peak_bytes))
+    rise = high.peak_bytes - low.peak_bytes
     seconds = low.recompute_seconds + share * (high.recompute_seconds - low.recompute_seconds)
-    return replace(above.cached, plan=Plan(high.recompute, peak, seconds, fits=True))
+    plan = Plan(high.recompute, low.peak_bytes + math.ceil(share * rise), seconds, fits=True)
+    # The most by which a parabola through both lies below the line.
+    exact = apart * rise / 4 <= _CLOSE * high.peak_bytes
+    return replace(above.cached, plan=plan, exact=exact)
 
 
 class Shelf:

@@ -121,6 +121,8 @@ class Scheduler:
         if cached is None and self._shares:
             cached = self.cache.between(kind, shared, available)
             if cached is not None:
+                in_step = self._in_step(setting, pattern, missing, stale)
+                cached = self._with_own_costs(setting, cached, key, pattern, in_step)
                 self.cache.put(key, cached, new=False)
         if cached is None:
             in_step = self._in_step(setting, pattern, missing, stale)
@@ -129,6 +131,28 @@ class Scheduler:
                 return self._unknown()
             cached, new = self._remembered(setting, made, key, pattern, in_step, size), True
         return Decision(cached, available, self._watched(setting, cached, shared, available), new)
+
+    def _with_own_costs(
+        self,
+        setting: Setting,
+        cached: CachedPlan,
+        key: tuple[InputSize, int, Hashable],
+        pattern: Pattern,
+        in_step: _InStep,
+    ) -> CachedPlan:
+        """A shared plan; if its costs are another size's, with its own, for others to go by."""
+        size, available, kind = key
+        profile = None if cached.exact else self.knowledge.predict(size)
+        if profile is None:
+            return cached
+        profile = profile.in_step(*in_step)
+        plan = Plan.of(profile, cached.plan.recompute, available)
+        if not plan.fits:
+            return cached
+        near = available - self._guarded_bytes(setting)
+        cached = CachedPlan.of(plan, pattern, profile, near, doubtful=cached.doubtful)
+        self.cache.shelve(kind, [Shelved(size, available, cached)])
+        return cached
 
     def _remembered(
         self,
@@ -141,8 +165,7 @@ class Scheduler:
     ) -> CachedPlan:
         """A new plan, ready for use and for sizes to share."""
         (plan, profile), (shared, available, kind) = made, key
-        # Below what is available, from here on kept runs are guarded.
-        beyond = int(_GUARDED * setting.budget_bytes) - setting.reserve.bytes
+        beyond = self._guarded_bytes(setting)
         doubtful, near = self.knowledge.doubtful(size), available - beyond
         cached = CachedPlan.of(plan, pattern, profile, near, doubtful=doubtful)
         self.cache.put(key, cached)
@@ -154,6 +177,10 @@ class Scheduler:
                 shelved.append(Shelved(profile.size, available, more))
             self.cache.shelve(kind, shelved)
         return cached
+
+    def _guarded_bytes(self, setting: Setting) -> int:
+        """How far below what is available kept runs are guarded."""
+        return int(_GUARDED * setting.budget_bytes) - setting.reserve.bytes
 
     def _available(self, setting: Setting, reading: Reading, stale_bytes: int) -> tuple[int, int]:
         """What the step may rise by, and how much of what is stale is given back in its backward.
