@@ -39,7 +39,7 @@ _GUARDED = 0.12
 _SPARE = 0.03
 """The share of the budget that is left free, beside the reserve, where a size is only guessed."""
 _NEAR = 0.9
-"""The share of what is available from which on a doubtful plan is watched."""
+"""The share of what is available from which on a plan's peak matters."""
 
 _NOWHERE = range(0)
 
@@ -140,12 +140,15 @@ class Scheduler:
         pattern: Pattern,
         in_step: _InStep,
     ) -> CachedPlan:
-        """A shared plan; if its costs are another size's, with its own, for others to go by."""
+        """A shared plan; if its costs are another size's, with its own, for others to go by.
+
+        Far from the limit nobody looks at a step's peak, and any costs will do.
+        """
         size, available, kind = key
-        profile = None if cached.exact else self.knowledge.predict(size)
+        looked_at = setting.meter.private or cached.plan.peak_bytes > _NEAR * available
+        profile = self.predict(size, in_step) if looked_at and not cached.exact else None
         if profile is None:
             return cached
-        profile = profile.in_step(*in_step)
         plan = Plan.of(profile, cached.plan.recompute, available)
         if not plan.fits:
             return cached
@@ -237,12 +240,13 @@ class Scheduler:
 
         `real` is the step's own size, where the plan is made for one that is hardly larger.
         """
-        profile = self.knowledge.predict(size)
+        profile = self.predict(size, in_step)
         exact = profile is not None
-        profile = profile or self.knowledge.bound(size)
         if profile is None:
-            return None
-        profile = profile.in_step(*in_step)
+            bound = self.knowledge.bound(size)
+            if bound is None:
+                return None
+            profile = bound.in_step(*in_step)
         plan = self.planner.plan(profile, available)
         # A bound costs more recomputing than needed: better to observe, unless nothing is at stake.
         if not exact and self.knowledge.curious and any(plan.recompute):
@@ -262,12 +266,12 @@ class Scheduler:
         line = self.knowledge.line(start.profile.size)
         if line is None or not start.plan.fits or self.strictness != AS_PLANNED:
             return []
+        return stops(line, start, lambda size: self.predict(size, in_step), self.planner)
 
-        def predict(size: InputSize) -> Profile | None:
-            profile = self.knowledge.predict(size)
-            return None if profile is None else profile.in_step(*in_step)
-
-        return stops(line, start, predict, self.planner)
+    def predict(self, size: InputSize, in_step: _InStep) -> Profile | None:
+        """What a size costs in a step in which this happens; None where too little is known."""
+        profile = self.knowledge.predict(size)
+        return None if profile is None else profile.in_step(*in_step)
 
     def _as_strict_as_must_be(self, plan: Plan, profile: Profile, available: int) -> Plan:
         if self.strictness == AS_PLANNED:

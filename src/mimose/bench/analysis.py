@@ -47,7 +47,7 @@ class Overhead:
     """Steps observed."""
     fits: int
     plans: int
-    """Plans looked for; all others came from the cache."""
+    """New plans; all others came from the cache."""
     collector: float
     """Observed steps, over what the oracle took for the same steps; without what is counted as the
     estimator's or the planner's."""
@@ -56,10 +56,10 @@ class Overhead:
     whole: float
     """The whole run's time over the oracle's: all of the above, and noise."""
     in_thousand_steps: float
-    """Collector and fits once, a decision a step, and as many more new plans as 1,000 batches of
-    the task have more sizes than this run's."""
+    """Collector and fits once, a decision a step, and as many more decisions about new sizes as
+    1,000 batches of the task have more sizes than this run's."""
     plan_milliseconds: float | None
-    """Estimate and plan of one new size."""
+    """Estimates and plans for one new plan, with finding out how far it carries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +221,8 @@ def _overhead(run: Run, oracle: Run, more_sizes: float) -> Overhead:
     fitting, predicting = spent["fit_seconds"] / iteration, spent["predict_seconds"] / iteration
     deciding = spent["deciding_seconds"] / iteration
     new = spent["plan_seconds"] + spent["predict_seconds"]
+    again = spent.get("repeating_seconds", spent["deciding_seconds"] - new) / iteration
+    repeats = spent.get("repeated_decisions", steps)
     return Overhead(
         steps=steps,
         observed=spent["observed_steps"],
@@ -232,7 +234,7 @@ def _overhead(run: Run, oracle: Run, more_sizes: float) -> Overhead:
         whole=(run.seconds - oracle.seconds) / iteration,
         in_thousand_steps=collector
         + fitting
-        + max(0.0, deciding - new / iteration) * 1000 / steps
-        + new / iteration * more_sizes,
+        + max(0.0, again) * (1000 / repeats if repeats else 0)
+        + max(0.0, deciding - again) * more_sizes,
         plan_milliseconds=1e3 * new / spent["plans"] if spent["plans"] else None,
     )

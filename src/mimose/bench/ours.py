@@ -40,7 +40,7 @@ class _Mimose(Contestant):
 
     def __init__(self, match: Match) -> None:
         super().__init__(match)
-        self.fitting, self.deciding, self.planning = Stopwatch(), Stopwatch(), Stopwatch()
+        self.fitting, self.predicting, self.planning = Stopwatch(), Stopwatch(), Stopwatch()
 
     def attach(self, trainee: Trainee) -> None:
         assert self.match.budget_bytes is not None
@@ -49,10 +49,11 @@ class _Mimose(Contestant):
         )
         scheduler = handle._scheduler
         vars(scheduler)["learn"] = self.fitting.around(scheduler.learn)
-        vars(scheduler)["new_plan"] = self.deciding.around(scheduler.new_plan)
+        vars(scheduler)["predict"] = self.predicting.around(scheduler.predict)
         vars(scheduler.planner)["plan"] = self.planning.around(scheduler.planner.plan)
         self._observed = self._planned = self._recomputed = 0
-        self._counted = self._counted_in_observed = 0.0
+        self._counted = self._counted_in_observed = self._decided = self._repeating = 0.0
+        self._sizes = self._repeats = 0
 
     def step_over(self) -> StepNote:
         stats = self.handle._stats  # the handle's own copy would read observations too early
@@ -65,6 +66,11 @@ class _Mimose(Contestant):
         if observed:  # what is counted as the estimator's or the planner's is not the collector's
             self._counted_in_observed += elsewhere - self._counted
         self._counted = elsewhere
+        sizes = len(self.handle._scheduler.cache) + self.handle._scheduler.cache.misses
+        if planned and sizes == self._sizes:  # one that was planned for before
+            self._repeats += 1
+            self._repeating += stats.planning_seconds - self._decided
+        self._decided, self._sizes = stats.planning_seconds, sizes
         if observed:
             step = self.handle._last_step
             ride: Ride | None = step.ride if isinstance(step, ObservedStep) else None
@@ -93,11 +99,13 @@ class _Mimose(Contestant):
             "cache_misses": stats.cache_misses,
             "fits": self.fitting.count,
             "fit_seconds": self.fitting.seconds,
-            "plans": self.planning.count,
+            "plans": stats.cache_misses,
             "plan_seconds": self.planning.seconds,
-            "predict_seconds": self.deciding.seconds - self.planning.seconds,
+            "predict_seconds": self.predicting.seconds,
             "deciding_seconds": stats.planning_seconds,
             "counted_in_observed_seconds": self._counted_in_observed,
+            "repeated_decisions": self._repeats,
+            "repeating_seconds": self._repeating,
             "recompute_seconds": stats.recompute_seconds,
             "reserve_bytes": stats.reserve_bytes,
             "prediction_error": stats.prediction_error,
