@@ -37,6 +37,8 @@ class Conditions:
     attention: str | None = None
     small: bool = False
     seed: int = 0
+    leg: int = 0
+    """Steps after which the next contestant takes over; 0 for whole runs, one by one."""
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -69,6 +71,13 @@ class Arena:
         """The largest batch that the data could give: what a static tool has to plan for."""
         conditions = self.conditions
         return self.task.longest_of_data(scale=conditions.scale, small=conditions.small)
+
+    @property
+    def device_bytes(self) -> int:
+        """What the device has in all."""
+        meter = meter_for(self.device)
+        meter.close()
+        return meter.device_bytes
 
     def size_of(self, shape: BatchShape) -> InputSize:
         """The size as mimose sees it."""

@@ -46,6 +46,14 @@ def bench(
         bool | None, typer.Option(help="small models and lengths; the default on a CPU")
     ] = None,
     seed: Annotated[int, typer.Option(help="of weights and lengths")] = 0,
+    leg: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="steps after which the next contestant takes over, each in its own process; 0 for "
+            "whole runs, one by one. 10 on a GPU, 0 on a CPU",
+        ),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="two tasks, one budget")] = False,
     full: Annotated[bool, typer.Option("--full", help="everything, 300 steps a run")] = False,
     estimators: Annotated[bool, typer.Option(help="compare estimators, too")] = True,
@@ -101,6 +109,7 @@ def bench(
                 attention=attention,
                 small=where == "cpu" if small is None else small,
                 seed=seed,
+                leg=(presets.LEG if where.startswith("cuda") else 0) if leg is None else leg,
             ),
             estimators=estimators,
             commit=circumstances.commit(commit),

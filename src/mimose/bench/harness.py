@@ -1,8 +1,9 @@
 """One timed run: a contestant, a task, a budget, from the first step to the last.
 
-The device is waited for once before the first step and once after the last; times of single steps
-come from events that are read afterwards. Whatever a contestant does while training (observing,
-planning, compiling) is in its time. A step that runs out of memory is recorded and skipped.
+The device is waited for once before the first step and once after the last, or around each leg if
+contestants take turns; times of single steps come from events that are read afterwards. Whatever a
+contestant does while training (observing, planning, compiling) is in its time. A step that runs out
+of memory is recorded and skipped.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import time
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -55,7 +56,14 @@ class Run:
         return sum(self.steps.out_of_memory)
 
 
-def run(kind: type[Contestant], match: Match) -> Run:
+class Baton(Protocol):
+    """Goes from one contestant to the next: who has it runs."""
+
+    def pass_on(self) -> None:
+        """Give it away, and wait until it is back."""
+
+
+def run(kind: type[Contestant], match: Match, baton: Baton | None = None) -> Run:
     """Train with a contestant from the common start; say why where it cannot."""
     reason = kind.missing(match)
     if reason is not None:
@@ -66,7 +74,7 @@ def run(kind: type[Contestant], match: Match) -> Run:
         contestant = kind(match)
         try:
             contestant.attach(trainee)
-            seconds, steps = _timed(trainee, contestant, match)
+            seconds, steps = _timed(trainee, contestant, match, baton)
             spent = contestant.spent()
         except (RuntimeError, NotImplementedError) as error:  # a compiler that gives up, say
             return Run(missing=f"{type(error).__name__}: {_first_line(error)}")
@@ -76,23 +84,46 @@ def run(kind: type[Contestant], match: Match) -> Run:
     return Run(seconds=seconds, steps=steps, spent=spent, warnings=list(messages)[:8])
 
 
-def _timed(trainee: Trainee, contestant: Contestant, match: Match) -> tuple[float, Steps]:
-    lap = _Lap(trainee, contestant)
+def _timed(
+    trainee: Trainee, contestant: Contestant, match: Match, baton: Baton | None
+) -> tuple[float, Steps]:
+    lap, watch = _Lap(trainee, contestant), _Watch(match.arena.device)
+    leg = match.arena.conditions.leg
     if contestant.capped:
         assert match.budget_bytes is not None
         trainee.meter.limit(match.budget_bytes - spare_bytes(match.budget_bytes, trainee.meter))
     gc.freeze()  # or a search for garbage among all of torch's objects hits somebody by chance
     try:
-        synchronize(match.arena.device)
-        began = time.perf_counter()
+        if baton is not None:
+            baton.pass_on()
+        watch.start()
         for number, shape in enumerate(match.arena.shapes):
+            if baton is not None and leg and number and number % leg == 0:
+                watch.stop()
+                baton.pass_on()
+                watch.start()
             lap.step(shape, number)
-        synchronize(match.arena.device)
-        seconds = time.perf_counter() - began
+        watch.stop()
     finally:
         gc.unfreeze()
     trainee.meter.limit(None)
-    return seconds, lap.finished()
+    return watch.seconds, lap.finished()
+
+
+class _Watch:
+    """Seconds between starts and stops, at both of which the device is waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._began = self.seconds = 0.0
+
+    def start(self) -> None:
+        synchronize(self._device)
+        self._began = time.perf_counter()
+
+    def stop(self) -> None:
+        synchronize(self._device)
+        self.seconds += time.perf_counter() - self._began
 
 
 class _Lap:

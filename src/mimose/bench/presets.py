@@ -8,6 +8,9 @@ from mimose.bench.extras import BenchError
 from mimose.bench.lineup import CONTESTANTS
 from mimose.bench.workloads import PAPER_TASKS, TASKS
 
+LEG = 10
+"""Steps after which the next contestant takes over, where there is a device to share."""
+
 _USUAL = ("plain", "torch-all", "static", "paper", "mimose", "oracle")
 
 

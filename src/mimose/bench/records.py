@@ -20,6 +20,8 @@ from mimose.bench.harness import Run, Steps
 from mimose.bench.survey import Survey
 
 FORMAT = 1
+_BEFORE = {"leg": 0}
+"""Conditions that older files do not name."""
 
 Key = tuple[str, int | None, str, int]
 """A run: task, budget in bytes, contestant, round."""
@@ -145,7 +147,8 @@ def _refuse_other(results: Results, header: dict[str, Any]) -> None:
                 "another --out"
             )
     for name, value in header["conditions"].items():
-        if results.conditions.get(name) != value:
+        results.conditions.setdefault(name, _BEFORE.get(name))
+        if results.conditions[name] != value:
             raise BenchError(
                 f"{results.path} was measured with {name} = {results.conditions.get(name)}, and "
                 f"now it is {value}: repeat the former arguments, or write to another --out"

@@ -1,11 +1,13 @@
 """The whole benchmark: every task, budget, contestant and round, in turns.
 
 In each round every contestant runs once over the same batches, in an order that rotates from round
-to round, so that nobody profits from a warmer machine.
+to round, so that nobody profits from a warmer machine. With legs, those that are compared run side
+by side instead.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,9 +19,15 @@ from mimose.bench.contestants import Contestant, Match
 from mimose.bench.harness import Run, run
 from mimose.bench.progress import Deadline, Progress
 from mimose.bench.records import Record, ResultsFile
+from mimose.bench.relay import Entry, run_together
 from mimose.bench.survey import survey
 from mimose.bench.workloads import Task
 from mimose.budget import text_of
+
+_ROOM = 0.85
+"""The share of the device that runs side by side may take."""
+_CONTEXT_BYTES = 1 << 30
+"""What a process takes besides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +81,9 @@ class Schedule:
         known = self._file.results.records
         missing = [turn for turn in turns if self._key(task, turn) not in known]
         self._progress.expect(task.name, len(missing), done=len(turns) - len(missing))
-        return all(self._take(arena, turn) for turn in missing)
+        if not arena.conditions.leg:
+            return all(self._take(arena, [turn]) for turn in missing)
+        return all(self._take(arena, heat) for heat in self.heats(arena, missing))
 
     def turns(self, found: list[Limit]) -> Iterator[Turn]:
         """All runs of a task in their order."""
@@ -87,6 +97,33 @@ class Schedule:
                     turns.append(Turn(lowest if kind.capped else None, kind, number))
             first = number * len(turns) // self._program.rounds
             yield from turns[first:] + turns[:first]
+
+    def heats(self, arena: Arena, turns: list[Turn]) -> Iterator[list[Turn]]:
+        """Runs that are compared with each other, as many at once as the device has room for.
+
+        Those of one budget; with the tightest, those that no budget changes.
+        """
+        survey = self._file.results.surveys[arena.task.name]
+        room = _ROOM * arena.device_bytes
+        by_round = sorted(turns, key=lambda turn: turn.round)
+        for _, of_round in itertools.groupby(by_round, key=lambda turn: turn.round):
+            runs = list(of_round)
+            tightest = min((turn.limit.total_bytes for turn in runs if turn.limit), default=0)
+
+            def budget(turn: Turn, tightest: int = tightest) -> int:
+                return turn.limit.total_bytes if turn.limit else tightest
+
+            for _, together in itertools.groupby(sorted(runs, key=budget), key=budget):
+                heat: list[Turn] = []
+                taken = 0
+                for turn in together:
+                    limit = turn.limit.total_bytes if turn.limit else None
+                    need = (limit or survey.kept_bytes(survey.largest)) + _CONTEXT_BYTES
+                    if heat and taken + need > room:
+                        yield heat
+                        heat, taken = [], 0
+                    heat, taken = [*heat, turn], taken + need
+                yield heat
 
     def _surveyed(self, arena: Arena) -> bool:
         name, known = arena.task.name, self._file.results
@@ -112,26 +149,36 @@ class Schedule:
         self._file.add_limits(arena.task.name, found)
         return found
 
-    def _take(self, arena: Arena, turn: Turn) -> bool:
+    def _take(self, arena: Arena, turns: list[Turn]) -> bool:
+        """Make these runs, one alone or several side by side; whether there was time."""
         name = arena.task.name
-        if not self._deadline.allows(self._progress.seconds_of(name)):
+        if not self._deadline.allows(len(turns) * self._progress.seconds_of(name)):
             return False
-        budget = turn.limit.total_bytes if turn.limit else None
-        match = Match(arena, self._file.results.surveys[name], budget)
         began = time.monotonic()
-        outcome = run(turn.kind, match)
-        self._file.add(
-            Record(
+        outcomes = self._outcomes(arena, turns)
+        seconds = (time.monotonic() - began) / len(turns)
+        for turn, outcome in zip(turns, outcomes, strict=True):
+            record = Record(
                 task=name,
-                budget_bytes=budget,
+                budget_bytes=turn.limit.total_bytes if turn.limit else None,
                 contestant=turn.kind.name,
                 round=turn.round,
                 run=outcome,
                 commit=self._program.commit,
             )
-        )
-        self._progress.done(name, time.monotonic() - began, _line(name, turn, outcome))
+            self._file.add(record)
+            self._progress.done(name, seconds, _line(name, turn, outcome))
         return True
+
+    def _outcomes(self, arena: Arena, turns: list[Turn]) -> list[Run]:
+        survey = self._file.results.surveys[arena.task.name]
+        entries = [
+            Entry(turn.kind.name, turn.limit.total_bytes if turn.limit else None) for turn in turns
+        ]
+        if arena.conditions.leg:
+            return run_together(entries, arena.task.name, arena.conditions, survey)
+        matches = (Match(arena, survey, entry.budget_bytes) for entry in entries)
+        return [run(turn.kind, match) for turn, match in zip(turns, matches, strict=True)]
 
     @staticmethod
     def _key(task: Task, turn: Turn) -> tuple[str, int | None, str, int]:

@@ -1,0 +1,97 @@
+"""Contestants that take turns, each in its own process, do what they do alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bench_parts import arena, half_tight, surveyed, trained
+
+from mimose.bench.arena import Arena
+from mimose.bench.budgets import Asked, Limit
+from mimose.bench.contestants import contestant_named
+from mimose.bench.harness import Run
+from mimose.bench.progress import Deadline
+from mimose.bench.records import ResultsFile
+from mimose.bench.relay import Entry, run_together
+from mimose.bench.schedule import Program, Schedule, Turn
+from mimose.bench.workloads import TASKS
+
+CONDITIONS = replace(arena("QA-Bert").conditions, leg=4)
+
+
+def together(*contestants: str) -> list[Run]:
+    entries = [Entry(name, half_tight("QA-Bert")) for name in contestants]
+    return run_together(entries, "QA-Bert", CONDITIONS, surveyed("QA-Bert"))
+
+
+def test_runs_side_by_side_are_those_that_each_would_make_alone() -> None:
+    static, missing, ours = together("static", "compile-budget", "mimose")
+    assert "dispatch mode" in (missing.missing or "")
+    for run, name in ((static, "static"), (ours, "mimose")):
+        alone = trained(name)
+        assert run.steps.loss == alone.steps.loss
+        assert run.steps.observed == alone.steps.observed
+        milliseconds = sum(run.steps.milliseconds)
+        assert run.seconds * 1e3 == pytest.approx(milliseconds, rel=0.2)
+    assert static.steps.recomputed == trained("static").steps.recomputed
+    peaks = trained("static").steps.peak_bytes
+    assert static.steps.peak_bytes == pytest.approx(peaks, rel=0.05)
+
+
+def test_a_process_that_dies_does_not_stop_the_others() -> None:
+    broken, plain = together("nobody", "plain")
+    assert broken.missing == "its process ended with code 1"
+    assert plain.missing is None
+    assert len(plain.steps.loss) == len(arena("QA-Bert").shapes)
+
+
+def heats(tmp_path: Path, budgets: tuple[int, ...], device_bytes: int) -> list[list[str]]:
+    """Heats of everybody's turns, where the device has so much."""
+
+    class Roomy(Arena):
+        @property
+        def device_bytes(self) -> int:
+            return device_bytes
+
+    names = ("plain", "torch-all", "static", "mimose")
+    program = Program(
+        tasks=(TASKS["QA-Bert"],),
+        contestants=tuple(map(contestant_named, names)),
+        asked=Asked(tight=(50,)),
+        rounds=1,
+        conditions=CONDITIONS,
+    )
+    file = ResultsFile.opened(tmp_path / "r.jsonl", {"conditions": CONDITIONS.to_plain()})
+    file.add_survey(surveyed("QA-Bert"))
+    schedule = Schedule(program, file, Deadline(None))
+    turns = list(schedule.turns([Limit(str(number), number) for number in budgets]))
+    found = schedule.heats(Roomy(TASKS["QA-Bert"], CONDITIONS), turns)
+    return [[_name(turn) for turn in heat] for heat in found]
+
+
+def _name(turn: Turn) -> str:
+    return f"{turn.kind.name} {turn.limit.label if turn.limit else '-'}"
+
+
+def test_those_of_one_budget_run_side_by_side_and_the_unlimited_with_the_tightest(
+    tmp_path: Path,
+) -> None:
+    assert heats(tmp_path, (300, 100), 1 << 60) == [
+        ["plain -", "torch-all 100", "static 100", "mimose 100"],
+        ["static 300", "mimose 300"],
+    ]
+
+
+def test_no_more_run_side_by_side_than_the_device_has_room_for(tmp_path: Path) -> None:
+    assert heats(tmp_path, (100,), 3 << 30) == [
+        ["plain -", "torch-all 100"],
+        ["static 100", "mimose 100"],
+    ]
+    assert heats(tmp_path, (100,), 1) == [
+        ["plain -"],
+        ["torch-all 100"],
+        ["static 100"],
+        ["mimose 100"],
+    ]
