@@ -47,7 +47,9 @@ def test_a_process_that_dies_does_not_stop_the_others() -> None:
     assert len(plain.steps.loss) == len(arena("QA-Bert").shapes)
 
 
-def heats(tmp_path: Path, budgets: tuple[int, ...], device_bytes: int) -> list[list[str]]:
+def heats(
+    tmp_path: Path, budgets: tuple[int, ...], device_bytes: int, rounds: int = 1
+) -> list[list[str]]:
     """Heats of everybody's turns, where the device has so much."""
 
     class Roomy(Arena):
@@ -60,7 +62,7 @@ def heats(tmp_path: Path, budgets: tuple[int, ...], device_bytes: int) -> list[l
         tasks=(TASKS["QA-Bert"],),
         contestants=tuple(map(contestant_named, names)),
         asked=Asked(tight=(50,)),
-        rounds=1,
+        rounds=rounds,
         conditions=CONDITIONS,
     )
     file = ResultsFile.opened(tmp_path / "r.jsonl", {"conditions": CONDITIONS.to_plain()})
@@ -75,12 +77,12 @@ def _name(turn: Turn) -> str:
     return f"{turn.kind.name} {turn.limit.label if turn.limit else '-'}"
 
 
-def test_those_of_one_budget_run_side_by_side_and_the_unlimited_with_the_tightest(
-    tmp_path: Path,
-) -> None:
+def test_all_runs_of_a_round_are_made_side_by_side_by_budget(tmp_path: Path) -> None:
     assert heats(tmp_path, (300, 100), 1 << 60) == [
-        ["plain -", "torch-all 100", "static 100", "mimose 100"],
-        ["static 300", "mimose 300"],
+        [
+            *("plain -", "torch-all 100", "static 100", "mimose 100"),
+            *("static 300", "mimose 300"),
+        ],
     ]
 
 
@@ -95,3 +97,7 @@ def test_no_more_run_side_by_side_than_the_device_has_room_for(tmp_path: Path) -
         ["static 100"],
         ["mimose 100"],
     ]
+
+
+def test_a_round_is_over_before_the_next_begins(tmp_path: Path) -> None:
+    assert [len(heat) for heat in heats(tmp_path, (100,), 1 << 60, rounds=2)] == [4, 4]

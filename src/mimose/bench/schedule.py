@@ -7,7 +7,6 @@ by side instead.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -99,31 +98,21 @@ class Schedule:
             yield from turns[first:] + turns[:first]
 
     def heats(self, arena: Arena, turns: list[Turn]) -> Iterator[list[Turn]]:
-        """Runs that are compared with each other, as many at once as the device has room for.
+        """Runs of one round side by side, as many as the device has room for.
 
-        Those of one budget; with the tightest, those that no budget changes.
+        By budget, since those of one budget are compared most; first who needs none.
         """
-        survey = self._file.results.surveys[arena.task.name]
-        room = _ROOM * arena.device_bytes
-        by_round = sorted(turns, key=lambda turn: turn.round)
-        for _, of_round in itertools.groupby(by_round, key=lambda turn: turn.round):
-            runs = list(of_round)
-            tightest = min((turn.limit.total_bytes for turn in runs if turn.limit), default=0)
-
-            def budget(turn: Turn, tightest: int = tightest) -> int:
-                return turn.limit.total_bytes if turn.limit else tightest
-
-            for _, together in itertools.groupby(sorted(runs, key=budget), key=budget):
-                heat: list[Turn] = []
-                taken = 0
-                for turn in together:
-                    limit = turn.limit.total_bytes if turn.limit else None
-                    need = (limit or survey.kept_bytes(survey.largest)) + _CONTEXT_BYTES
-                    if heat and taken + need > room:
-                        yield heat
-                        heat, taken = [], 0
-                    heat, taken = [*heat, turn], taken + need
+        survey, room = self._file.results.surveys[arena.task.name], _ROOM * arena.device_bytes
+        heat: list[Turn] = []
+        taken = 0
+        for turn in sorted(turns, key=lambda turn: (turn.round, _budget(turn) or 0)):
+            need = (_budget(turn) or survey.kept_bytes(survey.largest)) + _CONTEXT_BYTES
+            if heat and (taken + need > room or turn.round != heat[0].round):
                 yield heat
+                heat, taken = [], 0
+            heat, taken = [*heat, turn], taken + need
+        if heat:
+            yield heat
 
     def _surveyed(self, arena: Arena) -> bool:
         name, known = arena.task.name, self._file.results
@@ -160,7 +149,7 @@ class Schedule:
         for turn, outcome in zip(turns, outcomes, strict=True):
             record = Record(
                 task=name,
-                budget_bytes=turn.limit.total_bytes if turn.limit else None,
+                budget_bytes=_budget(turn),
                 contestant=turn.kind.name,
                 round=turn.round,
                 run=outcome,
@@ -172,9 +161,7 @@ class Schedule:
 
     def _outcomes(self, arena: Arena, turns: list[Turn]) -> list[Run]:
         survey = self._file.results.surveys[arena.task.name]
-        entries = [
-            Entry(turn.kind.name, turn.limit.total_bytes if turn.limit else None) for turn in turns
-        ]
+        entries = [Entry(turn.kind.name, _budget(turn)) for turn in turns]
         if arena.conditions.leg:
             return run_together(entries, arena.task.name, arena.conditions, survey)
         matches = (Match(arena, survey, entry.budget_bytes) for entry in entries)
@@ -182,8 +169,11 @@ class Schedule:
 
     @staticmethod
     def _key(task: Task, turn: Turn) -> tuple[str, int | None, str, int]:
-        budget = turn.limit.total_bytes if turn.limit else None
-        return task.name, budget, turn.kind.name, turn.round
+        return task.name, _budget(turn), turn.kind.name, turn.round
+
+
+def _budget(turn: Turn) -> int | None:
+    return turn.limit.total_bytes if turn.limit else None
 
 
 def _line(task: str, turn: Turn, outcome: Run) -> str:
