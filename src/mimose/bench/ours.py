@@ -43,10 +43,13 @@ class _Mimose(Contestant):
         self.fitting, self.predicting, self.planning = Stopwatch(), Stopwatch(), Stopwatch()
 
     def attach(self, trainee: Trainee) -> None:
-        assert self.match.budget_bytes is not None
-        self.handle = handle = mimose.auto_checkpoint(
-            trainee.model, self.match.budget_bytes, planner=self.planner, collector=self.collector
-        )
+        # What the warm-up does for others: kernels load, code runs once. What is seen is forgotten.
+        with self._attached(trainee):
+            trainee.warm_up(min(self.match.arena.shapes))
+        self._begin(trainee)
+
+    def _begin(self, trainee: Trainee) -> None:
+        self.handle = handle = self._attached(trainee)
         scheduler = handle._scheduler
         vars(scheduler)["learn"] = self.fitting.around(scheduler.learn)
         vars(scheduler)["predict"] = self.predicting.around(scheduler.predict)
@@ -54,6 +57,12 @@ class _Mimose(Contestant):
         self._observed = self._planned = self._recomputed = 0
         self._counted = self._counted_in_observed = self._decided = self._repeating = 0.0
         self._sizes = self._repeats = 0
+
+    def _attached(self, trainee: Trainee) -> mimose.Mimose:
+        assert self.match.budget_bytes is not None
+        return mimose.auto_checkpoint(
+            trainee.model, self.match.budget_bytes, planner=self.planner, collector=self.collector
+        )
 
     def step_over(self) -> StepNote:
         stats = self.handle._stats  # the handle's own copy would read observations too early
@@ -144,7 +153,7 @@ class OursCompiled(_Mimose):
     def attach(self, trainee: Trainee) -> None:
         for block in find_blocks(trainee.model):
             block.module.compile(dynamic=True)
-        super().attach(trainee)
+        self._begin(trainee)  # compiling counts
 
     def detach(self) -> None:
         super().detach()
