@@ -77,6 +77,8 @@ def planner_quality(result: dict[str, Any]) -> Iterator[str]:
                     span(s["new_plan_us"], digits=0) if s["new_plan_us"] else "–",
                 ]
             )
+    if "note" in result:
+        yield f"{result['note']}\n"
     header = [
         "task",
         "plain exceeds it on",
@@ -103,6 +105,11 @@ def planning_cost(result: dict[str, Any]) -> Iterator[str]:
         ["reading memory in use", span(session["reading_us"])],
         ["a plan from the cache, 12 blocks", span(session["cached_plan_us"])],
         ["a new plan, estimate included, 12 blocks", span(session["new_plan_us"])],
+        *(
+            [["the same, with how far it carries", span(session["carried_plan_us"])]]
+            if "carried_plan_us" in session
+            else []
+        ),
         ["an exact plan for 96 different blocks", span(different["exact_plan_us"], digits=0)],
         ["the slowest of these", f"{different['slowest_us']:.0f}"],
     ]
@@ -164,7 +171,37 @@ def trainer_sft(result: dict[str, Any]) -> Iterator[str]:
         yield f"mimose / {other}, by round: {', '.join(f'{ratio:.2f}' for ratio in by_round)}.\n"
 
 
+def fragmentation(result: dict[str, Any]) -> Iterator[str]:
+    yield "## What is lost between tensors\n"
+    yield (
+        f"{where(result)}. `enforce=True`, expandable segments, a pinned reserve. Lost: free bytes "
+        "that fill no whole page of 20 MiB, as a share of the budget.\n"
+    )
+    rows = []
+    for run in result["runs"]:
+        share = 100 / run["budget"]
+        after = sorted(seen["unusable"] * share for seen in run["after_forward"])
+        failures = [seen["unusable"] * share for seen in run["at_failure"]]
+        rows.append(
+            [
+                run["task"],
+                f"{run['budget'] / 2**30:.2f}",
+                f"{run['reserve_share']:.0%}",
+                str(run["steps"]),
+                str(len(run["failed"])),
+                str(run["rescued"]),
+                str(run["retries"]),
+                f"{after[len(after) // 2]:.1f} % ({after[-1]:.1f} %)",
+                f"{min(failures):.1f}–{max(failures):.1f} %" if failures else "–",
+            ]
+        )
+    header = ["task", "budget, GiB", "reserve", "steps", "out of memory", "rescued in the forward"]
+    header += ["allocator's retries", "lost after a forward: median (most)", "lost at a failure"]
+    yield table(header, rows) + "\n"
+
+
 WRITERS = {
+    "fragmentation": fragmentation,
     "promise": promise,
     "trainer_sft": trainer_sft,
     "recompute_cost": recompute_cost,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,6 +74,16 @@ def test_optimal_equals_brute_force(task: tuple[Profile, int]) -> None:
 @given(tasks(chains.realistic_chains(14).filter(lambda p: len(p.runs) >= 13)))
 def test_optimal_equals_brute_force_on_long_chains(task: tuple[Profile, int]) -> None:
     assert_optimal(*task)
+
+
+@settings(steady, max_examples=300)
+@given(tasks(chains.chains))
+def test_optimal_equals_brute_force_where_all_blocks_take_the_same_time(
+    task: tuple[Profile, int],
+) -> None:
+    profile, available = task
+    runs = tuple(run._replace(nanoseconds=7) for run in profile.runs)
+    assert_optimal(replace(profile, runs=runs), available)
 
 
 @steady

@@ -74,6 +74,9 @@ class RunCost(NamedTuple):
         return max(0, self.saved - self.out_saved - self.in_idle)
 
 
+_run = RunCost._make
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """The predicted costs of every run at one input size."""
@@ -104,11 +107,34 @@ class Profile:
         if not stale_bytes and not missing_bytes and not any(born_bytes):
             return self
         runs = tuple(
-            run._replace(entry=run.entry + born - stale_bytes)
-            for run, born in zip(self.runs, born_bytes, strict=True)
+            [
+                _run((start, forward, entry + born - stale_bytes, *others))
+                for (start, forward, entry, *others), born in zip(
+                    self.runs, born_bytes, strict=True
+                )
+            ]
         )
         head, tail = self.head_backward - stale_bytes, self.tail + missing_bytes - stale_bytes
         return Profile(self.size, runs, self.head_forward, head, tail, self.prelude)
+
+
+def needs(profile: Profile) -> list[tuple[int, int, int, bool]]:
+    """Of each run `need_recomputed`, `need_kept` and `growth`, and whether it is fixed.
+
+    What every planner asks of every run, again and again: at once, and without a call for each.
+    """
+    found = []
+    for start, forward, entry, saved, spike, back, out_saved, in_idle, _, fixed, _ in profile.runs:
+        above = saved + back
+        again = forward
+        if not fixed:
+            rebuilt = entry + (spike if spike > above else above)
+            again = rebuilt if rebuilt > forward else forward
+        first, second = start + spike, entry - in_idle + above
+        growth = saved - out_saved - in_idle
+        kept = first if first > second else second
+        found.append((again, kept, growth if growth > 0 else 0, fixed))
+    return found
 
 
 def levels(profile: Profile, recompute: Sequence[bool]) -> tuple[int, ...]:
@@ -124,12 +150,14 @@ def peak(profile: Profile, recompute: Sequence[bool]) -> int:
     """The peak of a step above its start, if these runs are recomputed and the others kept."""
     kept = 0
     highest = 0
-    for run, again in zip(profile.runs, recompute, strict=True):
-        if again or run.fixed:
-            highest = max(highest, kept + run.need_recomputed)
+    for (again_bytes, kept_bytes, growth, fixed), again in zip(
+        needs(profile), recompute, strict=True
+    ):
+        if again or fixed:
+            highest = max(highest, kept + again_bytes)
         else:
-            highest = max(highest, kept + run.need_kept)
-            kept += run.growth
+            highest = max(highest, kept + kept_bytes)
+            kept += growth
     return max(highest, kept + profile.head, profile.tail)
 
 

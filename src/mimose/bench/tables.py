@@ -250,11 +250,13 @@ def _circumstances(sheet: Sheet) -> str:
         if conditions["device"] == "cpu"
         else ""
     )
+    leg = conditions.get("leg")
+    turns = f"; contestants take turns of {leg} steps, each in its own process" if leg else ""
     return (
         f"{header['machine']}, torch {header['torch']}, transformers {header['transformers']}, "
         f"Python {header['python']}, {memory[header['expandable_segments']]}mimose "
         f"{header['mimose']}, commit {', '.join(commits)}, {header['date']}. "
-        f"{conditions['steps']} steps a run, AdamW. {counted}All contestants but plain run under "
+        f"{conditions['steps']} steps a run, AdamW{turns}. {counted}All contestants but plain run under "
         "the allocator's hard limit."
     )
 

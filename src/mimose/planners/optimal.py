@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
 from mimose.plan import Plan
 from mimose.planners.base import Planner
-from mimose.timeline import Profile, RunCost
+from mimose.timeline import Profile, RunCost, needs
 
 _FEW = 24
 """Up to this many prefixes plain lists are faster than arrays."""
@@ -55,6 +55,17 @@ def _saves_anything(run: RunCost) -> bool:
     return run.growth > 0 or run.need_kept > run.need_recomputed
 
 
+class _Run(NamedTuple):
+    """What matters of a run here."""
+
+    need_recomputed: int
+    need_kept: int
+    growth: int
+    fixed: bool
+    cost: int
+    """Nanoseconds, if it is recomputed."""
+
+
 @dataclass(slots=True)
 class _Front:
     """Prefixes that no other beats, by rising kept bytes and falling time, and whence they came.
@@ -71,12 +82,20 @@ class _Front:
 def _cheapest(profile: Profile, available: int) -> tuple[bool, ...] | None:
     if profile.tail > available:
         return None
-    runs = profile.runs
-    can_finish, can_keep_all = _limits(profile, available)
+    runs = [
+        _Run(*need, 0 if run.fixed else run.nanoseconds)
+        for need, run in zip(needs(profile), profile.runs, strict=True)
+    ]
+    can_finish, can_keep_all = _limits(runs, profile.head, available)
     if can_keep_all[0] >= 0:
         return (False,) * len(runs)
+    beginning = _shortest_beginning(runs, available, can_keep_all)
+    if beginning is not None and _nothing_less_fits(runs, profile.head, available, beginning):
+        return tuple(k < beginning and not run.fixed for k, run in enumerate(runs))
     fronts = [_Front([0], [0], [0], [False])]
-    best_time, best_at = _simple_bound(runs, available, can_keep_all), (-1, -1)
+    best_time, best_at = _NO_BOUND, (-1, -1)
+    if beginning is not None:  # a little over the time of a plan that fits
+        best_time = sum(run.cost for run in runs[:beginning]) + 1
     for k in range(len(runs) + 1):
         front = fronts[k]
         done = _last_below(front.kept, can_keep_all[k])
@@ -91,33 +110,52 @@ def _cheapest(profile: Profile, available: int) -> tuple[bool, ...] | None:
     return None if best_at[0] < 0 else _choices(fronts, best_at, len(runs))
 
 
-def _simple_bound(runs: tuple[RunCost, ...], available: int, can_keep_all: list[int]) -> int:
-    """A little over the time of the first plan that fits of a simple kind.
+def _shortest_beginning(runs: list[_Run], available: int, can_keep_all: list[int]) -> int | None:
+    """How many runs at least must be recomputed from the first on so that the rest can be kept.
 
-    The shortest beginning recomputed and all the rest kept; else everything recomputed.
+    None if nothing of this simple kind fits.
     """
-    time = 0
     for k, run in enumerate(runs):
         if can_keep_all[k] >= 0:
-            return time + 1
+            return k
         if run.need_recomputed > available:
-            return _NO_BOUND
-        time += 0 if run.fixed else run.nanoseconds
-    return time + 1 if can_keep_all[-1] >= 0 else _NO_BOUND
+            return None
+    return len(runs) if can_keep_all[-1] >= 0 else None
 
 
-def _limits(profile: Profile, available: int) -> tuple[list[int], list[int]]:
+def _nothing_less_fits(runs: list[_Run], head: int, available: int, beginning: int) -> bool:
+    """Whether no plan that recomputes one run less fits, where all take the same time.
+
+    Of equal blocks the shortest beginning is the best plan, as a rule, and that is quickly shown:
+    whatever else is recomputed, so much is kept in the end, or when the last run's backward comes.
+    """
+    moving = [run for run in runs if not run.fixed]
+    if len({run.cost for run in moving}) > 1:
+        return False
+    less = sum(not run.fixed for run in runs[:beginning]) - 1
+    if less < 0:
+        return True
+    growths = sorted((run.growth for run in moving), reverse=True)
+    if sum(growths[less:]) + head > available:
+        return True
+    last = moving[-1]
+    growths.remove(last.growth)
+    if sum(growths[less:]) + last.need_kept <= available:
+        return False
+    return not less or sum(growths[less - 1 :]) + last.need_recomputed > available
+
+
+def _limits(runs: list[_Run], head: int, available: int) -> tuple[list[int], list[int]]:
     """The most bytes that may be kept before each run so that the rest can be completed at all,
     and so that all the rest can be kept."""
-    finish = keep = available - profile.head
+    finish = keep = available - head
     can_finish, can_keep_all = [finish], [keep]
-    for run in reversed(profile.runs):
-        need = run.need_recomputed
-        if run.fixed:
+    for need, need_kept, growth, fixed, _ in reversed(runs):
+        if fixed:
             keep = min(available - need, keep)
         else:
-            keep = min(available - run.need_kept, keep - run.growth)
-            need = min(need, run.need_kept)
+            keep = min(available - need_kept, keep - growth)
+            need = min(need, need_kept)
         finish = min(available - need, finish)
         can_finish.append(finish)
         can_keep_all.append(keep)
@@ -130,16 +168,16 @@ def _last_below(kept: Any, limit: int) -> int:
 
 
 def _extend_few(
-    front: _Front, first: int, run: RunCost, available: int, cap: int, bound: int, _slack: float
+    front: _Front, first: int, run: _Run, available: int, cap: int, bound: int, _slack: float
 ) -> _Front:
-    may_recompute = min(available - run.need_recomputed, cap)
-    may_keep = -1 if run.fixed else min(available - run.need_kept, cap - run.growth)
-    cost = 0 if run.fixed else run.nanoseconds
+    need_recomputed, need_kept, growth, fixed, cost = run
+    may_recompute = min(available - need_recomputed, cap)
+    may_keep = -1 if fixed else min(available - need_kept, cap - growth)
     states = []
     for i in range(first, len(front.kept)):
         kept, spent = front.kept[i], front.spent[i]
         if kept <= may_keep:
-            states.append((kept + run.growth, spent, 0, i))
+            states.append((kept + growth, spent, 0, i))
         if kept <= may_recompute and spent + cost < bound:
             states.append((kept, spent + cost, 1, i))
     states.sort()
@@ -151,16 +189,16 @@ def _extend_few(
             out.kept.append(kept)
             out.spent.append(spent)
             out.parent.append(parent)
-            out.again.append(bool(again and not run.fixed))
+            out.again.append(bool(again and not fixed))
     return out
 
 
 def _extend_many(
-    front: _Front, first: int, run: RunCost, available: int, cap: int, bound: int, slack: float
+    front: _Front, first: int, run: _Run, available: int, cap: int, bound: int, slack: float
 ) -> _Front:
     kept = np.asarray(front.kept, np.int64)[first:]
     spent = np.asarray(front.spent, np.int64)[first:]
-    cost = 0 if run.fixed else run.nanoseconds
+    cost = run.cost
     may_recompute = min(available - run.need_recomputed, cap)
     may_keep = -1 if run.fixed else min(available - run.need_kept, cap - run.growth)
     recomputing = np.flatnonzero((kept <= may_recompute) & (spent + cost < bound))

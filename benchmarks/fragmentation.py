@@ -1,0 +1,122 @@
+"""How much of what the allocator holds is lost between tensors, and what a small reserve costs.
+
+    python benchmarks/fragmentation.py --out results.json --task QA-XLNet --budget 5.56
+
+mimose trains under a hard cap with a reserve that is pinned. After some forwards, and whenever
+memory runs out, the allocator is asked for a snapshot: bytes in free ranges count as lost where
+they fill no whole page, since only whole pages can be given back and used elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mimose
+from common import circumstances, save
+from mimose.bench.circumstances import settle_device
+from mimose.budget import Reserve
+from planner_quality import Bench
+from tasks import TASKS
+
+PAGE_BYTES = {"large": 20 << 20, "small": 2 << 20}
+"""Of expandable segments, by the allocator's pool."""
+_LOOK_EVERY = 4
+
+
+class PinnedReserve(Reserve):
+    """Always the same share of the budget."""
+
+    share = 0.03
+
+    def __init__(self, budget_bytes: int, **_: Any) -> None:
+        super().__init__(budget_bytes)
+        self.bytes = int(self.share * budget_bytes)
+
+    def _set(self, number: int) -> None:
+        pass
+
+
+def lost() -> dict[str, int]:
+    """Bytes in free ranges: those in whole pages, and those that nobody can use."""
+    whole = unusable = ranges = 0
+    for segment in torch.cuda.memory._snapshot()["segments"]:
+        page, at = PAGE_BYTES[segment["segment_type"]], 0
+        for block in segment["blocks"]:
+            end = at + block["size"]
+            if block["state"] == "inactive":
+                inside = max(0, end // page * page - -(-at // page) * page)
+                whole, unusable = whole + inside, unusable + block["size"] - inside
+                ranges += segment["segment_type"] == "large"
+            at = end
+    return {"whole_pages": whole, "unusable": unusable, "ranges": ranges}
+
+
+def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]:
+    """One run: what failed, and what was lost when."""
+    bench = Bench(TASKS[task], "cuda", steps, autocast=False)
+    model, optimizer = bench.fresh()
+    retries = bench.meter.read().retries
+    failures: list[dict[str, Any]] = []
+    now: dict[str, Any] = {}
+    torch._C._cuda_attach_out_of_memory_observer(
+        lambda _device, wanted, *_: failures.append({**now, "wanted": wanted, **lost()})
+    )
+    handle = mimose.auto_checkpoint(model, budget, enforce=True)
+    failed, rescued, after_forward = [], 0, []
+    for number, length in enumerate(bench.lengths):
+        batch = bench.task.batch_of(bench.task.batch, length, "cuda")
+        now = {"step": number, "length": length, "where": "forward"}
+        try:
+            loss = model(**batch).loss
+            if number % _LOOK_EVERY == 0:
+                after_forward.append({"length": length, **lost()})
+            now["where"] = "backward"
+            loss.backward()
+        except torch.OutOfMemoryError:
+            failed.append([number, length, now["where"]])
+        loss = None
+        gc.collect()
+        optimizer.step()
+        optimizer.zero_grad()
+        rescued += bool(getattr(handle._last_step, "ran_out", False))
+    handle.detach()
+    return {
+        "task": task,
+        "budget": budget,
+        "reserve_share": share,
+        "steps": steps,
+        "failed": failed,
+        "rescued": rescued,
+        "retries": bench.meter.read().retries - retries,
+        "after_forward": after_forward,
+        "at_failure": failures,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit")
+    parser.add_argument("--task", default="QA-XLNet")
+    parser.add_argument("--budget", type=float, default=5.56, help="GiB")
+    parser.add_argument("--reserve", type=float, default=0.03, help="a share of the budget")
+    parser.add_argument("--steps", type=int, default=200)
+    options = parser.parse_args()
+    if settle_device(None) != "cuda":
+        raise SystemExit("fragments are CUDA's: this needs a GPU")
+    PinnedReserve.share = options.reserve
+    mimose.setting.Reserve = PinnedReserve  # type: ignore[attr-defined]
+    budget = int(options.budget * 2**30)
+    run = measured(options.task, budget, options.reserve, options.steps)
+    save(
+        {"benchmark": "fragmentation", **circumstances(options.commit), "runs": [run]}, options.out
+    )
+
+
+if __name__ == "__main__":
+    main()
