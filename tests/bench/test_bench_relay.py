@@ -34,7 +34,7 @@ def test_runs_side_by_side_are_those_that_each_would_make_alone() -> None:
         assert run.steps.loss == alone.steps.loss
         assert run.steps.observed == alone.steps.observed
         milliseconds = sum(run.steps.milliseconds)
-        assert run.seconds * 1e3 == pytest.approx(milliseconds, rel=0.2)
+        assert milliseconds <= run.seconds * 1e3 < 1.5 * milliseconds  # waiting does not count
     assert static.steps.recomputed == trained("static").steps.recomputed
     peaks = trained("static").steps.peak_bytes
     assert static.steps.peak_bytes == pytest.approx(peaks, rel=0.05)
