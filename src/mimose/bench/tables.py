@@ -256,8 +256,8 @@ def _circumstances(sheet: Sheet) -> str:
         f"{header['machine']}, torch {header['torch']}, transformers {header['transformers']}, "
         f"Python {header['python']}, {memory[header['expandable_segments']]}mimose "
         f"{header['mimose']}, commit {', '.join(commits)}, {header['date']}. "
-        f"{conditions['steps']} steps a run, AdamW{turns}. {counted}All contestants but plain run under "
-        "the allocator's hard limit."
+        f"{conditions['steps']} steps a run, AdamW{turns}. {counted}All contestants but plain run "
+        "under the allocator's hard limit."
     )
 
 
