@@ -39,7 +39,7 @@ _GUARDED = 0.12
 _SPARE = 0.03
 """The share of the budget that is left free, beside the reserve, where a size is only guessed."""
 _NEAR = 0.9
-"""The share of what is available from which on a plan's peak matters."""
+"""The share of what is available from which on a doubtful plan is watched."""
 
 _NOWHERE = range(0)
 
@@ -49,6 +49,29 @@ AS_PLANNED, STRICTER, EVERYTHING = range(3)
 
 _InStep = tuple[tuple[int, ...], int, int]
 """Gradients that are born before each run, what is given back in the backward, all born ones."""
+
+
+class _Terms(NamedTuple):
+    """What a plan is made for."""
+
+    size: InputSize
+    available_bytes: int
+    kind: Hashable
+    """What else tells one kind of step from another."""
+    pattern: Pattern
+    in_step: _InStep
+    guarded_bytes: int
+
+    @property
+    def key(self) -> tuple[InputSize, int, Hashable]:
+        return self.size, self.available_bytes, self.kind
+
+    def ready(self, plan: Plan, profile: Profile, *, doubtful: bool = False) -> CachedPlan:
+        near = self.available_bytes - self.guarded_bytes
+        return CachedPlan.of(plan, self.pattern, profile, near, doubtful=doubtful)
+
+    def shelved(self, cached: CachedPlan) -> Shelved:
+        return Shelved(self.size, self.available_bytes, cached)
 
 
 class Decision(NamedTuple):
@@ -116,74 +139,51 @@ class Scheduler:
         missing = setting.gradients.missing()
         stale = least + setting.gradients.leaving_bytes(missing)
         kind = (missing, stale, knowledge.mark, self.strictness)
-        key, new = (shared, available, kind), False
-        cached = self.cache.get(key)
-        if cached is None and self._shares:
-            cached = self.cache.between(kind, shared, available)
-            if cached is not None:
-                in_step = self._in_step(setting, pattern, missing, stale)
-                cached = self._with_own_costs(setting, cached, key, pattern, in_step)
-                self.cache.put(key, cached, new=False)
+        cached, new = self.cache.get((shared, available, kind)), False
         if cached is None:
             in_step = self._in_step(setting, pattern, missing, stale)
-            made = self.new_plan(shared, available, in_step, real=size)
-            if made is None:
+            # Below what is available by so much, kept runs are guarded.
+            guarded = int(_GUARDED * setting.budget_bytes) - setting.reserve.bytes
+            terms = _Terms(shared, available, kind, pattern, in_step, guarded)
+            cached = self._shared(terms)
+            if cached is None:
+                cached, new = self._new(terms, size), True
+            if cached is None:
                 return self._unknown()
-            cached, new = self._remembered(setting, made, key, pattern, in_step, size), True
         return Decision(cached, available, self._watched(setting, cached, shared, available), new)
 
-    def _with_own_costs(
-        self,
-        setting: Setting,
-        cached: CachedPlan,
-        key: tuple[InputSize, int, Hashable],
-        pattern: Pattern,
-        in_step: _InStep,
-    ) -> CachedPlan:
-        """A shared plan; if its costs are another size's, with its own, for others to go by.
-
-        Far from the limit nobody looks at a step's peak, and any costs will do.
-        """
-        size, available, kind = key
-        looked_at = setting.meter.private or cached.plan.peak_bytes > _NEAR * available
-        profile = self.predict(size, in_step) if looked_at and not cached.exact else None
-        if profile is None:
-            return cached
-        plan = Plan.of(profile, cached.plan.recompute, available)
-        if not plan.fits:
-            return cached
-        near = available - self._guarded_bytes(setting)
-        cached = CachedPlan.of(plan, pattern, profile, near, doubtful=cached.doubtful)
-        self.cache.shelve(kind, [Shelved(size, available, cached)])
+    def _shared(self, terms: _Terms) -> CachedPlan | None:
+        """A plan that others have, too; if its costs are another size's, with its own."""
+        if not self._shares:
+            return None
+        cached = self.cache.between(terms.kind, terms.size, terms.available_bytes)
+        if cached is None:
+            return None
+        profile = None if cached.exact else self.predict(terms.size, terms.in_step)
+        if profile is not None:
+            plan = Plan.of(profile, cached.plan.recompute, terms.available_bytes)
+            if plan.fits:  # for others to go by
+                cached = terms.ready(plan, profile, doubtful=cached.doubtful)
+                self.cache.shelve(terms.kind, [terms.shelved(cached)])
+        self.cache.put(terms.key, cached, new=False)
         return cached
 
-    def _remembered(
-        self,
-        setting: Setting,
-        made: tuple[Plan, Profile],
-        key: tuple[InputSize, int, Hashable],
-        pattern: Pattern,
-        in_step: _InStep,
-        size: InputSize,
-    ) -> CachedPlan:
-        """A new plan, ready for use and for sizes to share."""
-        (plan, profile), (shared, available, kind) = made, key
-        beyond = self._guarded_bytes(setting)
-        doubtful, near = self.knowledge.doubtful(size), available - beyond
-        cached = CachedPlan.of(plan, pattern, profile, near, doubtful=doubtful)
-        self.cache.put(key, cached)
+    def _new(self, terms: _Terms, real: InputSize) -> CachedPlan | None:
+        """A new plan, ready for use and for sizes to share; None if it is better to observe."""
+        made = self.new_plan(terms.size, terms.available_bytes, terms.in_step, real=real)
+        if made is None:
+            return None
+        plan, profile = made
+        cached = terms.ready(plan, profile, doubtful=self.knowledge.doubtful(real))
+        self.cache.put(terms.key, cached)
         if self._shares:
-            shelved = [Shelved(shared, available, cached)]
-            for stop in self._carried(Stop(profile, available, plan), in_step):
-                profile, available, plan = stop
-                more = CachedPlan.of(plan, pattern, profile, available - beyond)
-                shelved.append(Shelved(profile.size, available, more))
-            self.cache.shelve(kind, shelved)
+            shelved = [terms.shelved(cached)]
+            start = Stop(profile, terms.available_bytes, plan)
+            for profile, available, plan in self._carried(start, terms.in_step):
+                there = terms._replace(size=profile.size, available_bytes=available)
+                shelved.append(there.shelved(there.ready(plan, profile)))
+            self.cache.shelve(terms.kind, shelved)
         return cached
-
-    def _guarded_bytes(self, setting: Setting) -> int:
-        """How far below what is available kept runs are guarded."""
-        return int(_GUARDED * setting.budget_bytes) - setting.reserve.bytes
 
     def _available(self, setting: Setting, reading: Reading, stale_bytes: int) -> tuple[int, int]:
         """What the step may rise by, and how much of what is stale is given back in its backward.
