@@ -229,6 +229,17 @@ def test_what_lies_between_plans_that_are_put_together_no_longer_counts() -> Non
     assert shared(cache, 225, 40) is None
 
 
+def test_costs_of_a_size_that_is_high_in_one_dimension_alone_are_not_taken_for_exact() -> None:
+    cache = PlanCache()
+    for rows, length in ((8, 100), (9, 101)):
+        size = InputSize((("ids", 2),), (rows, length))
+        entry = Shelved(size, 10**6, ready(*ONE_OF_TWO, peak_bytes=rows * length * 10))
+        cache.shelve("kind", [entry])
+    cached = cache.between("kind", InputSize((("ids", 2),), (8, 101)), 10**6)
+    assert cached is not None
+    assert not cached.exact
+
+
 @given(profile=chains, budgets=st.tuples(st.integers(0, 2000), st.integers(0, 2000)))
 def test_a_shared_plan_is_the_one_that_would_have_been_made(
     profile: Profile, budgets: tuple[int, int]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,3 +85,15 @@ def test_every_size_up_to_the_last_stop_has_the_same_choices_and_the_next_has_ot
     ends = {stop.profile.size.dims[1] for stop in found}
     expected = {x for x in (last, last + 1) if n < x <= 100}
     assert ends == expected
+
+
+def test_nothing_is_carried_where_the_times_of_runs_grow_apart() -> None:
+    def uneven(size: InputSize) -> Profile:
+        profile, n = profile_of(size), size.dims[1]
+        slow = profile.runs[0]._replace(nanoseconds=n * n)
+        return replace(profile, runs=(slow, *profile.runs[1:]))
+
+    line, start = start_at(50, 6_000)
+    assert stops(line, start, profile_of, Optimal())
+    mixed = Stop(uneven(line.size), start.available_bytes, start.plan)
+    assert stops(line, mixed, uneven, Optimal()) == []

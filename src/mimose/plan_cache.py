@@ -85,14 +85,17 @@ def _at(size: InputSize, below: Shelved, above: Shelved) -> CachedPlan:
         return above.cached
     dims = zip(below.size.dims, size.dims, above.size.dims, strict=True)
     moving = [(low, x, high) for low, x, high in dims if high > low]
-    share = max(((x - low) / (high - low) for low, x, high in moving), default=1.0)
+    shares = [(x - low) / (high - low) for low, x, high in moving] or [1.0]
+    share = max(shares)
     apart = max(((high - low) / (high + low) for low, _, high in moving), default=0.0)
     low, high = below.plan, above.plan
     rise = high.peak_bytes - low.peak_bytes
     seconds = low.recompute_seconds + share * (high.recompute_seconds - low.recompute_seconds)
     plan = Plan(high.recompute, low.peak_bytes + math.ceil(share * rise), seconds, fits=True)
-    # The most by which a parabola through both lies below the line.
-    exact = apart * rise / 4 <= _CLOSE * high.peak_bytes
+    # The most by which a parabola through both lies below the line; and dimensions that lie lower
+    # than the one that counts.
+    above_real = (apart / 4 + share - min(shares)) * rise
+    exact = above_real <= _CLOSE * high.peak_bytes
     return replace(above.cached, plan=plan, exact=exact)
 
 

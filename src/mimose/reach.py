@@ -11,6 +11,9 @@ from mimose.planners import Planner
 from mimose.shapes import Shape
 from mimose.timeline import Profile
 
+_EVEN = 1.02
+"""How far the growth of one run's time may differ from another's, at most."""
+
 
 class Line(NamedTuple):
     """Sizes that differ from one in the only dimension that varies, up to the largest seen."""
@@ -40,8 +43,9 @@ def stops(
 ) -> list[Stop]:
     """From a plan that fits: the last size with the same choices, and the plan of the next one.
 
-    Sizes in between have no need of plans of their own. What the model itself holds at a step's
-    start grows with the size, too, and is taken from what is available.
+    Sizes in between have no need of plans of their own, if the times of all runs grow alike: else
+    what is the cheapest changes on the way, and nothing is said. What the model itself holds at a
+    step's start grows with the size, too, and is taken from what is available.
     """
     seen: dict[int, Stop] = {}
 
@@ -58,10 +62,20 @@ def stops(
         excess, line.at, start.plan.peak_bytes - start.available_bytes, line.highest
     )
     found = [seen[last]] if last in seen else []
+    if not all(_in_proportion(start.profile, stop.profile) for stop in found):
+        return []
     beyond = seen.get(last + 1)
     if beyond is not None:
         found.append(beyond._replace(plan=planner.plan(beyond.profile, beyond.available_bytes)))
     return found
+
+
+def _in_proportion(one: Profile, other: Profile) -> bool:
+    """Whether the times of all runs are about the same many times longer in the other."""
+    pairs = zip(one.runs, other.runs, strict=True)
+    times = [(a.nanoseconds, b.nanoseconds) for a, b in pairs if not a.fixed]
+    ratios = [b / a for a, b in times if a > 0]
+    return len(ratios) == len(times) and max(ratios, default=1) <= _EVEN * min(ratios, default=1)
 
 
 def last_that_fits(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from mimose.inputs import InputSize
@@ -32,6 +33,8 @@ _MOST_SURPRISES = 16
 _MOST_REGIMES = 8
 _PROBE_EVERY = 16
 """At least so many planned steps there are to one whose memory is compared with the timeline."""
+_OVERDUE = 4 * _PROBE_EVERY
+"""After how many the next one has to be."""
 _AT_STAKE = 0.7
 """The share of the limit from which on a doubt matters even if nothing is recomputed."""
 _GUARDED = 0.12
@@ -66,7 +69,7 @@ class _Terms(NamedTuple):
     def key(self) -> tuple[InputSize, int, Hashable]:
         return self.size, self.available_bytes, self.kind
 
-    def ready(self, plan: Plan, profile: Profile, *, doubtful: bool = False) -> CachedPlan:
+    def ready(self, plan: Plan, profile: Profile | None, *, doubtful: bool = False) -> CachedPlan:
         near = self.available_bytes - self.guarded_bytes
         return CachedPlan.of(plan, self.pattern, profile, near, doubtful=doubtful)
 
@@ -139,32 +142,36 @@ class Scheduler:
         missing = setting.gradients.missing()
         stale = least + setting.gradients.leaving_bytes(missing)
         kind = (missing, stale, knowledge.mark, self.strictness)
-        cached, new = self.cache.get((shared, available, kind)), False
+        overdue = self._unwatched >= _OVERDUE and not setting.meter.private
+        cached, new = None if overdue else self.cache.get((shared, available, kind)), False
         if cached is None:
             in_step = self._in_step(setting, pattern, missing, stale)
             # Below what is available by so much, kept runs are guarded.
             guarded = int(_GUARDED * setting.budget_bytes) - setting.reserve.bytes
             terms = _Terms(shared, available, kind, pattern, in_step, guarded)
-            cached = self._shared(terms)
+            cached = self._shared(terms, own=overdue)
             if cached is None:
                 cached, new = self._new(terms, size), True
             if cached is None:
                 return self._unknown()
         return Decision(cached, available, self._watched(setting, cached, shared, available), new)
 
-    def _shared(self, terms: _Terms) -> CachedPlan | None:
-        """A plan that others have, too; if its costs are another size's, with its own."""
+    def _shared(self, terms: _Terms, *, own: bool) -> CachedPlan | None:
+        """A plan that others have, too; with its `own` costs, if it must or theirs will not do."""
         if not self._shares:
             return None
         cached = self.cache.between(terms.kind, terms.size, terms.available_bytes)
         if cached is None:
             return None
-        profile = None if cached.exact else self.predict(terms.size, terms.in_step)
+        profile = self.predict(terms.size, terms.in_step) if own or not cached.exact else None
         if profile is not None:
             plan = Plan.of(profile, cached.plan.recompute, terms.available_bytes)
             if plan.fits:  # for others to go by
                 cached = terms.ready(plan, profile, doubtful=cached.doubtful)
                 self.cache.shelve(terms.kind, [terms.shelved(cached)])
+        # What is guarded depends on what is available now.
+        guarded = terms.ready(cached.plan, cached.profile, doubtful=cached.doubtful).guarded
+        cached = replace(cached, guarded=guarded)
         self.cache.put(terms.key, cached, new=False)
         return cached
 
@@ -297,14 +304,14 @@ class Scheduler:
             if self._unwatched < _PROBE_EVERY:
                 return _NOWHERE
         runs = len(cached.plan.recompute)
-        if not cached.plan.kept or cached.profile is None:
-            return _NOWHERE
         if cached.doubtful:
-            return range(runs if cached.plan.peak_bytes > _NEAR * available else 0)
-        if setting.meter.private or cached.profile.size != size:
-            return _NOWHERE
+            near = cached.plan.kept and cached.plan.peak_bytes > _NEAR * available
+            return range(runs) if near and cached.profile is not None else _NOWHERE
+        if cached.profile is not None and cached.profile.size != size:
+            return _NOWHERE  # another size's timeline tells nothing
         self._unwatched = 0
-        return range(runs - 1, runs)
+        tells = cached.plan.kept and cached.profile is not None and not setting.meter.private
+        return range(runs - 1, runs) if tells else _NOWHERE
 
     def step_over(self, step: PlannedStep, real_rise: int | None, limit: int) -> None:
         """A planned step rose so far above its start; None if nobody could see.
