@@ -33,8 +33,12 @@ def test_runs_side_by_side_are_those_that_each_would_make_alone() -> None:
         assert outcome.steps.loss == trained(name).steps.loss
         assert outcome.seconds * 1e3 >= sum(outcome.steps.milliseconds)
     assert static.steps.recomputed == trained("static").steps.recomputed
-    peaks = trained("static").steps.peak_bytes
-    assert static.steps.peak_bytes == pytest.approx(peaks, rel=0.05)
+    # This process holds more than theirs, so peaks differ by what else lives in it.
+    rises, alone = (
+        [peak - run.steps.peak_bytes[0] for peak in run.steps.peak_bytes]
+        for run in (static, trained("static"))
+    )
+    assert rises == pytest.approx(alone, rel=0.05, abs=10_000)
 
 
 def test_the_baton_is_passed_on_before_the_first_step_and_after_each_leg() -> None:
