@@ -18,9 +18,10 @@ def test_plain_peaks_are_known_without_training_plainly(task: str) -> None:
     with arena(task).trainee() as trainee:
         trainee.step(arena(task).shapes[0], 0)
         for number, shape in enumerate(arena(task).shapes[-4:]):
+            elsewhere = trainee.meter.read().in_use - known.base_bytes  # what other tests hold
             trainee.meter.reset_peak()
             trainee.step(shape, number)
-            predicted = known.kept_bytes(arena(task).size_of(shape))
+            predicted = elsewhere + known.kept_bytes(arena(task).size_of(shape))
             assert predicted == pytest.approx(trainee.meter.read().peak, rel=0.02)
 
 
