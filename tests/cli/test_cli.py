@@ -189,6 +189,11 @@ def test_without_typer_a_command_says_what_to_install_and_doctor_works(tmp_path:
     assert "torch" in done["doctor"].stdout
 
 
+def _heed_interrupts() -> None:
+    """Whoever runs these tests in the background may have told its children not to."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_is_clean(tmp_path: Path) -> None:
     running = subprocess.Popen(
         [sys.executable, "-m", "mimose.cli", "demo", "-o", str(tmp_path / "demo.html")],
@@ -196,6 +201,7 @@ def test_ctrl_c_is_clean(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": SOURCE},
+        preexec_fn=_heed_interrupts,
     )
     assert running.stderr is not None
     assert "plain" in running.stderr.readline()
