@@ -164,14 +164,13 @@ class Scheduler:
         if cached is None:
             return None
         profile = self.predict(terms.size, terms.in_step) if own or not cached.exact else None
-        if profile is not None:
-            plan = Plan.of(profile, cached.plan.recompute, terms.available_bytes)
-            if plan.fits:  # for others to go by
-                cached = terms.ready(plan, profile, doubtful=cached.doubtful)
-                self.cache.shelve(terms.kind, [terms.shelved(cached)])
-        # What is guarded depends on what is available now.
-        guarded = terms.ready(cached.plan, cached.profile, doubtful=cached.doubtful).guarded
-        cached = replace(cached, guarded=guarded)
+        plan = Plan.of(profile, cached.plan.recompute, terms.available_bytes) if profile else None
+        if plan is not None and plan.fits:  # for others to go by
+            cached = terms.ready(plan, profile, doubtful=cached.doubtful)
+            self.cache.shelve(terms.kind, [terms.shelved(cached)])
+        else:  # what is guarded depends on what is available now
+            ready = terms.ready(cached.plan, cached.profile, doubtful=cached.doubtful)
+            cached = replace(cached, guarded=ready.guarded)
         self.cache.put(terms.key, cached, new=False)
         return cached
 

@@ -57,21 +57,36 @@ class RunCost(NamedTuple):
     """Bytes of its tensor arguments: by these a run is known that is larger than its kind."""
 
     @property
+    def needs(self) -> tuple[int, int, int, bool]:
+        """Bytes above K while it runs, if it is recomputed and if it is kept; what K grows by if it
+        is kept; and whether it is fixed.
+
+        All at once, and in plain comparisons: planners ask it of every run, again and again.
+        """
+        start, forward, entry, saved, spike, back, out_saved, in_idle, _, fixed, _ = self
+        above = saved + back
+        again = forward
+        if not fixed:
+            rebuilt = entry + (spike if spike > above else above)
+            again = rebuilt if rebuilt > forward else forward
+        first, second = start + spike, entry - in_idle + above
+        growth = saved - out_saved - in_idle
+        return again, first if first > second else second, growth if growth > 0 else 0, fixed
+
+    @property
     def need_recomputed(self) -> int:
         """Bytes above K while it runs, if it is recomputed."""
-        if self.fixed:
-            return self.forward
-        return max(self.forward, self.entry + max(self.spike, self.saved + self.back))
+        return self.needs[0]
 
     @property
     def need_kept(self) -> int:
         """Bytes above K while it runs, if it is kept."""
-        return max(self.start + self.spike, self.entry - self.in_idle + self.saved + self.back)
+        return self.needs[1]
 
     @property
     def growth(self) -> int:
         """What K grows by if it is kept."""
-        return max(0, self.saved - self.out_saved - self.in_idle)
+        return self.needs[2]
 
 
 _run = RunCost._make
@@ -118,25 +133,6 @@ class Profile:
         return Profile(self.size, runs, self.head_forward, head, tail, self.prelude)
 
 
-def needs(profile: Profile) -> list[tuple[int, int, int, bool]]:
-    """Of each run `need_recomputed`, `need_kept` and `growth`, and whether it is fixed.
-
-    What every planner asks of every run, again and again: at once, and without a call for each.
-    """
-    found = []
-    for start, forward, entry, saved, spike, back, out_saved, in_idle, _, fixed, _ in profile.runs:
-        above = saved + back
-        again = forward
-        if not fixed:
-            rebuilt = entry + (spike if spike > above else above)
-            again = rebuilt if rebuilt > forward else forward
-        first, second = start + spike, entry - in_idle + above
-        growth = saved - out_saved - in_idle
-        kept = first if first > second else second
-        found.append((again, kept, growth if growth > 0 else 0, fixed))
-    return found
-
-
 def levels(profile: Profile, recompute: Sequence[bool]) -> tuple[int, ...]:
     """The bytes in use above the step's start when each run's forward starts."""
     kept, at_start = 0, []
@@ -150,9 +146,8 @@ def peak(profile: Profile, recompute: Sequence[bool]) -> int:
     """The peak of a step above its start, if these runs are recomputed and the others kept."""
     kept = 0
     highest = 0
-    for (again_bytes, kept_bytes, growth, fixed), again in zip(
-        needs(profile), recompute, strict=True
-    ):
+    for run, again in zip(profile.runs, recompute, strict=True):
+        again_bytes, kept_bytes, growth, fixed = run.needs
         if again or fixed:
             highest = max(highest, kept + again_bytes)
         else:

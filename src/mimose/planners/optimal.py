@@ -10,7 +10,7 @@ import numpy as np
 
 from mimose.plan import Plan
 from mimose.planners.base import Planner
-from mimose.timeline import Profile, RunCost, needs
+from mimose.timeline import Profile, RunCost
 
 _FEW = 24
 """Up to this many prefixes plain lists are faster than arrays."""
@@ -82,10 +82,7 @@ class _Front:
 def _cheapest(profile: Profile, available: int) -> tuple[bool, ...] | None:
     if profile.tail > available:
         return None
-    runs = [
-        _Run(*need, 0 if run.fixed else run.nanoseconds)
-        for need, run in zip(needs(profile), profile.runs, strict=True)
-    ]
+    runs = [_Run(*run.needs, 0 if run.fixed else run.nanoseconds) for run in profile.runs]
     can_finish, can_keep_all = _limits(runs, profile.head, available)
     if can_keep_all[0] >= 0:
         return (False,) * len(runs)
