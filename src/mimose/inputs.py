@@ -46,6 +46,12 @@ class InputSize:
         pairs = zip(self.dims, other.dims, strict=True)
         return InputSize(self.layout, tuple(max(pair) for pair in pairs))
 
+    def shares_between(self, low: InputSize, high: InputSize) -> list[float]:
+        """How far it lies on the way from a smaller to a larger size, in each dimension that
+        differs between them."""
+        dims = zip(low.dims, self.dims, high.dims, strict=True)
+        return [(x - a) / (b - a) for a, x, b in dims if b > a]
+
     def rounded_up(self, positions: Container[int] | None = None) -> InputSize:
         """A size that is at most 0.4 % larger in any dimension, or in those at `positions`."""
         if max(self.dims, default=0) < FINEST:

@@ -172,8 +172,7 @@ def _chord(seen: Sequence[StepObservation], size: InputSize) -> Profile | None:
         return None
     high = min(larger, key=lambda o: o.head_forward_bytes)
     low = max(smaller, key=lambda o: o.head_forward_bytes)
-    pairs = zip(low.size.dims, size.dims, high.size.dims, strict=True)
-    share = max(((x - a) / (b - a) for a, x, b in pairs if b > a), default=1.0)
+    share = max(size.shares_between(low.size, high.size), default=1.0)
     return _each(high.profile(), low.profile(), lambda b, a: max(a, math.ceil(a + share * (b - a))))
 
 

@@ -83,11 +83,10 @@ def _at(size: InputSize, below: Shelved, above: Shelved) -> CachedPlan:
     """
     if size == above.size:
         return above.cached
-    dims = zip(below.size.dims, size.dims, above.size.dims, strict=True)
-    moving = [(low, x, high) for low, x, high in dims if high > low]
-    shares = [(x - low) / (high - low) for low, x, high in moving] or [1.0]
+    shares = size.shares_between(below.size, above.size) or [1.0]
     share = max(shares)
-    apart = max(((high - low) / (high + low) for low, _, high in moving), default=0.0)
+    ends = zip(below.size.dims, above.size.dims, strict=True)
+    apart = max(((high - low) / (high + low) for low, high in ends if high > low), default=0.0)
     low, high = below.plan, above.plan
     rise = high.peak_bytes - low.peak_bytes
     seconds = low.recompute_seconds + share * (high.recompute_seconds - low.recompute_seconds)

@@ -56,7 +56,7 @@ class Task:
 
     def shapes(self, steps: int, *, scale: int, small: bool, seed: int = 0) -> list[BatchShape]:
         """The shape of each batch of a run."""
-        rows = (_SMALL_ROWS if small else self.rows) * scale
+        rows = self._rows(scale, small)
         draw = random.Random(seed)
         tables = [_counts(source) for source in self.sources]
         counts = [rows] * (steps - 1) + [max(1, rows // 2)]
@@ -66,9 +66,12 @@ class Task:
 
     def longest_of_data(self, *, scale: int, small: bool) -> BatchShape:
         """The largest batch that the data could give, drawn in a run or not."""
-        rows = (_SMALL_ROWS if small else self.rows) * scale
+        rows = self._rows(scale, small)
         tables = (_counts(source) for source in self.sources)
         return BatchShape(rows, tuple(self._cut(max(lengths), small) for lengths, _ in tables))
+
+    def _rows(self, scale: int, small: bool) -> int:
+        return (_SMALL_ROWS if small else self.rows) * scale
 
     def _padded(
         self, draw: random.Random, table: tuple[list[int], list[int]], rows: int, small: bool
