@@ -23,8 +23,8 @@ from mimose.budget import Reserve
 from planner_quality import Bench
 from tasks import TASKS
 
-PAGE_BYTES = {"large": 20 << 20, "small": 2 << 20}
-"""Of expandable segments, by the allocator's pool."""
+_SMALL_PAGE_BYTES = 2 << 20
+"""Of the allocator's pool for small tensors."""
 _LOOK_EVERY = 4
 
 
@@ -41,17 +41,18 @@ class PinnedReserve(Reserve):
         pass
 
 
-def lost() -> dict[str, int]:
+def lost(page_bytes: int) -> dict[str, int]:
     """Bytes in free ranges: those in whole pages, and those that nobody can use."""
     whole = unusable = ranges = 0
     for segment in torch.cuda.memory._snapshot()["segments"]:
-        page, at = PAGE_BYTES[segment["segment_type"]], 0
+        large, at = segment["segment_type"] == "large", 0
+        page = page_bytes if large else _SMALL_PAGE_BYTES
         for block in segment["blocks"]:
             end = at + block["size"]
             if block["state"] == "inactive":
                 inside = max(0, end // page * page - -(-at // page) * page)
                 whole, unusable = whole + inside, unusable + block["size"] - inside
-                ranges += segment["segment_type"] == "large"
+                ranges += large
             at = end
     return {"whole_pages": whole, "unusable": unusable, "ranges": ranges}
 
@@ -63,8 +64,9 @@ def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]
     retries = bench.meter.read().retries
     failures: list[dict[str, Any]] = []
     now: dict[str, Any] = {}
+    page_bytes = bench.meter.page_bytes
     torch._C._cuda_attach_out_of_memory_observer(
-        lambda _device, wanted, *_: failures.append({**now, "wanted": wanted, **lost()})
+        lambda _device, wanted, *_: failures.append({**now, "wanted": wanted, **lost(page_bytes)})
     )
     handle = mimose.auto_checkpoint(model, budget, enforce=True)
     failed, rescued, after_forward = [], 0, []
@@ -74,7 +76,7 @@ def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]
         try:
             loss = model(**batch).loss
             if number % _LOOK_EVERY == 0:
-                after_forward.append({"length": length, **lost()})
+                after_forward.append({"length": length, **lost(page_bytes)})
             now["where"] = "backward"
             loss.backward()
         except torch.OutOfMemoryError:
@@ -89,6 +91,7 @@ def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]
         "task": task,
         "budget": budget,
         "reserve_share": share,
+        "page_bytes": page_bytes,
         "steps": steps,
         "failed": failed,
         "rescued": rescued,

@@ -175,7 +175,7 @@ def fragmentation(result: dict[str, Any]) -> Iterator[str]:
     yield "## What is lost between tensors\n"
     yield (
         f"{where(result)}. `enforce=True`, expandable segments, a pinned reserve. Lost: free bytes "
-        "that fill no whole page of 20 MiB, as a share of the budget.\n"
+        "that fill no whole page, as a share of the budget.\n"
     )
     rows = []
     for run in result["runs"]:
@@ -186,6 +186,7 @@ def fragmentation(result: dict[str, Any]) -> Iterator[str]:
             [
                 run["task"],
                 f"{run['budget'] / 2**30:.2f}",
+                f"{run.get('page_bytes', 20 << 20) >> 20} MiB",
                 f"{run['reserve_share']:.0%}",
                 str(run["steps"]),
                 str(len(run["failed"])),
@@ -195,8 +196,9 @@ def fragmentation(result: dict[str, Any]) -> Iterator[str]:
                 f"{min(failures):.1f}–{max(failures):.1f} %" if failures else "–",
             ]
         )
-    header = ["task", "budget, GiB", "reserve", "steps", "out of memory", "rescued in the forward"]
-    header += ["allocator's retries", "lost after a forward: median (most)", "lost at a failure"]
+    header = ["task", "budget, GiB", "pages", "reserve", "steps", "out of memory"]
+    header += ["rescued in the forward", "allocator's retries"]
+    header += ["lost after a forward: median (most)", "lost at a failure"]
     yield table(header, rows) + "\n"
 
 

@@ -352,3 +352,19 @@ def test_parameters_that_take_others_places_are_looked_at_and_the_old_ones_let_g
         next(model.children()).requires_grad_(False)
         train(model, batches[:1])
         assert handle.stats().observed_steps == before + 1
+
+
+def test_regime_is_the_same_object_until_something_changes() -> None:
+    model = bert()
+    lookout = Lookout(model, torch.device("cpu"))
+    first = lookout.regime()
+    assert lookout.regime() is first
+    model.get_submodule("bert.encoder.layer.0").requires_grad_(False)
+    frozen = lookout.regime()
+    assert frozen != first
+    model.requires_grad_(True)
+    assert lookout.regime() == first
+    with torch.autocast("cpu", torch.bfloat16):
+        assert lookout.regime().autocast == "torch.bfloat16"
+    model.config._attn_implementation = "sdpa"
+    assert lookout.regime().attention == "sdpa"

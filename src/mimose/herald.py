@@ -7,6 +7,7 @@ import logging
 from mimose.budget import text_of
 from mimose.errors import warn
 from mimose.inputs import InputSize
+from mimose.memory import ALLOCATOR_SETTINGS
 from mimose.plan import Plan
 from mimose.recording import Recorder
 from mimose.setting import Setting
@@ -35,7 +36,7 @@ class Herald:
             warn(
                 "batches vary in size and expandable segments are off, so a quarter of the memory "
                 "may end up in fragments between tensors. Start Python with "
-                "PYTORCH_ALLOC_CONF=expandable_segments:True"
+                f"PYTORCH_ALLOC_CONF={ALLOCATOR_SETTINGS}"
             )
 
     def tell_if_too_little(

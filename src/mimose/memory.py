@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -21,6 +22,21 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from mimose.control import task_id
 from mimose.errors import ConflictError
 from mimose.trees import local, tensors_in
+
+_HOLES = 5.6
+"""How many of the allocator's pages may lie unused between tensors, in parts."""
+_PAGE = "large_segment_size_mb"
+
+
+def _best_settings() -> str:
+    best = "expandable_segments:True"
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    return f"{best},{_PAGE}:12" if (major, minor) >= (2, 11) else best
+
+
+ALLOCATOR_SETTINGS = _best_settings()
+"""What suits varying sizes: segments that grow, in pages of 12 MiB (instead of 20) where that can
+be set. Pages are taken and given back as a whole, so smaller ones leave less unused."""
 
 
 class Reading(NamedTuple):
@@ -45,8 +61,10 @@ class Meter(ABC):
     """Whether nobody else reads these peaks, so that they may be reset at any time."""
     fragments = False
     """Whether the allocator is set so that varying sizes leave fragments behind."""
+    page_bytes = 0
+    """The pages in which the allocator takes memory for large tensors, and gives it back."""
     hole_bytes = 0
-    """What the allocator's pages may leave unused between tensors, whatever the budget."""
+    """What these may leave unused between tensors, whatever the budget."""
     overshoot_bytes = 0
     """By how much the allocator may run over a limit."""
 
@@ -86,7 +104,6 @@ def meter_for(device: torch.device) -> Meter:
 class CudaMeter(Meter):
     """Reads the caching allocator's statistics, by the cheapest call there is."""
 
-    hole_bytes = 112 << 20  # it takes and gives back large tensors' memory in pages of 20 MiB
     overshoot_bytes = 16 << 20
 
     def __init__(self, device: torch.device) -> None:
@@ -97,7 +114,10 @@ class CudaMeter(Meter):
         reset = getattr(torch._C, "_cuda_resetPeakMemoryStats", None)
         self._reset = reset or torch.cuda.reset_peak_memory_stats
         self._former_share: float | None = None
-        self.fragments = _expandable_segments_are_off()
+        settings = _allocator_settings()
+        self.fragments = bool(settings) and not settings.get("expandable_segments", False)
+        self.page_bytes = page_bytes_in(str(settings.get("PYTORCH_CUDA_ALLOC_CONF", "")))
+        self.hole_bytes = int(_HOLES * self.page_bytes)
 
     def read(self) -> Reading:
         statistics = self._statistics(self._index)
@@ -142,7 +162,7 @@ def use_expandable_segments() -> None:
     """
     if "PYTORCH_ALLOC_CONF" in os.environ or "PYTORCH_CUDA_ALLOC_CONF" in os.environ:
         return
-    setting = os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    setting = os.environ["PYTORCH_ALLOC_CONF"] = ALLOCATOR_SETTINGS
     change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     change = change or getattr(torch.cuda.memory, "_set_allocator_settings", None)
     if change is not None:
@@ -150,12 +170,15 @@ def use_expandable_segments() -> None:
             change(setting)
 
 
-def _expandable_segments_are_off() -> bool:
+def _allocator_settings() -> dict[str, Any]:
     snapshot = getattr(torch.cuda.memory, "_snapshot", None)
-    if snapshot is None:
-        return False
-    settings = snapshot().get("allocator_settings", {})
-    return not settings.get("expandable_segments", False)
+    return {} if snapshot is None else dict(snapshot().get("allocator_settings", {}))
+
+
+def page_bytes_in(settings: str) -> int:
+    """The pages in which expandable segments grow where the allocator is set up so."""
+    given = re.search(rf"{_PAGE}:(\d+)", settings)
+    return (int(given[1]) if given else 20) << 20
 
 
 class CpuMeter(Meter):

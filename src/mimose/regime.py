@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 _SAMPLE, _LARGEST = 64, 8
+_is_trained = operator.attrgetter("requires_grad")
 
 
 class Regime(NamedTuple):
@@ -39,18 +41,25 @@ class Lookout:
         self._sample = _sample_of(list(model.parameters()))
         self._configs = _configs_of(model)
         self._device = device.type
+        self._last: tuple[list[Any], Regime] | None = None
 
     def regime(self) -> Regime:
-        """The present one."""
-        autocast = ""
+        """The present one; the same object for as long as it stays."""
+        autocast = None
         if torch.is_autocast_enabled(self._device):
-            autocast = str(torch.get_autocast_dtype(self._device))
+            autocast = torch.get_autocast_dtype(self._device)
+        signs = [autocast, *[config._attn_implementation for config in self._configs]]
+        signs += map(_is_trained, self._sample)
+        if self._last is None or self._last[0] != signs:
+            self._last = signs, self._regime(autocast)
+        return self._last[1]
+
+    def _regime(self, autocast: torch.dtype | None) -> Regime:
         attention = [str(config._attn_implementation or "") for config in self._configs]
         if len(set(attention)) == 1:
             attention = attention[:1]
-        return Regime(
-            autocast, " and ".join(attention), tuple([p.requires_grad for p in self._sample])
-        )
+        trained = tuple(map(_is_trained, self._sample))
+        return Regime(str(autocast or ""), " and ".join(attention), trained)
 
 
 def _sample_of(parameters: list[nn.Parameter]) -> list[nn.Parameter]:

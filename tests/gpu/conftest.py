@@ -2,5 +2,7 @@
 
 import os
 
+from mimose.memory import use_expandable_segments
+
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+use_expandable_segments()

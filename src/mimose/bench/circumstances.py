@@ -36,7 +36,6 @@ def settle_device(asked: str | None) -> str:
 def circumstances(device: str) -> dict[str, Any]:
     """What a result must be read with; runs that differ in any of it do not belong together."""
     meter = meter_for(torch.device(device))
-    fragments = meter.fragments
     meter.close()
     cuda = device.startswith("cuda")
     return {
@@ -45,7 +44,8 @@ def circumstances(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": need("transformers").__version__,
         "mimose": mimose.__version__,
-        "expandable_segments": not fragments if cuda else None,
+        "expandable_segments": not meter.fragments if cuda else None,
+        "page_bytes": meter.page_bytes if cuda else None,
     }
 
 

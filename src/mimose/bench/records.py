@@ -139,7 +139,8 @@ def _take(results: Results, entry: dict[str, Any]) -> None:
 
 def _refuse_other(results: Results, header: dict[str, Any]) -> None:
     old = results.header
-    for name in ("mimose", "machine", "torch", "transformers", "expandable_segments"):
+    memory = ("expandable_segments", "page_bytes")
+    for name in ("mimose", "machine", "torch", "transformers", *memory):
         if old.get(name) != header.get(name):
             raise BenchError(
                 f"{results.path} was measured with {name} {old.get(name)}, and here it is "

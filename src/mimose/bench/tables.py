@@ -244,7 +244,10 @@ def _title(sheet: Sheet) -> str:
 def _circumstances(sheet: Sheet) -> str:
     header, conditions = sheet.results.header, sheet.results.conditions
     commits = sorted({record.commit for record in sheet.results.records.values()})
-    memory = {True: "expandable segments on, ", False: "expandable segments off, ", None: ""}
+    memory = {True: "expandable segments on", False: "expandable segments off", None: ""}
+    allocator = memory[header["expandable_segments"]]
+    if header.get("page_bytes") is not None:
+        allocator += f" (pages of {text_of(header['page_bytes'])})"
     counted = (
         "On a CPU memory is counted by a dispatch mode, which slows every contestant down alike. "
         if conditions["device"] == "cpu"
@@ -254,7 +257,7 @@ def _circumstances(sheet: Sheet) -> str:
     turns = f"; contestants take turns of {leg} steps, each in its own process" if leg else ""
     return (
         f"{header['machine']}, torch {header['torch']}, transformers {header['transformers']}, "
-        f"Python {header['python']}, {memory[header['expandable_segments']]}mimose "
+        f"Python {header['python']}, {allocator and allocator + ', '}mimose "
         f"{header['mimose']}, commit {', '.join(commits)}, {header['date']}. "
         f"{conditions['steps']} steps a run, AdamW{turns}. {counted}All contestants but plain run "
         "under the allocator's hard limit."
