@@ -71,7 +71,7 @@ def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]
     handle = mimose.auto_checkpoint(model, budget, enforce=True)
     failed, rescued, after_forward = [], 0, []
     for number, length in enumerate(bench.lengths):
-        batch = bench.task.batch_of(bench.task.batch, length, "cuda")
+        batch = bench.task.batch(length, "cuda")
         now = {"step": number, "length": length, "where": "forward"}
         try:
             loss = model(**batch).loss

@@ -50,7 +50,7 @@ class Bench:
 
     def step(self, model: Any, optimizer: Any, length: int) -> tuple[float, int]:
         """One step: seconds, and the peak of forward and backward."""
-        batch = self.task.batch_of(self.task.batch, length, self.device)
+        batch = self.task.batch(length, self.device)
         if self.cuda:
             torch.cuda.synchronize()
         self.meter.reset_peak()

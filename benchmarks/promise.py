@@ -53,7 +53,7 @@ def task_case(name: str, gib: float) -> Case:
 
     def losses(model: nn.Module, steps: int) -> Iterator[Callable[[], torch.Tensor]]:
         for length in task.padded_lengths(steps, seed=1):
-            batch = task.batch_of(task.batch, length, "cuda")
+            batch = task.batch(length, "cuda")
             yield lambda batch=batch: model(**batch).loss  # type: ignore[misc]
 
     return Case(lambda: task.make().to("cuda", task.dtype), losses, int(gib * GIB), {})
@@ -162,7 +162,7 @@ def regimes_case() -> Case:
             if number == steps // 3:
                 for parameter in lower:
                     parameter.requires_grad_(True)
-            batch = task.batch_of(task.batch, length, "cuda")
+            batch = task.batch(length, "cuda")
             yield lambda batch=batch, late=number >= 2 * steps // 3: (  # type: ignore[misc]
                 under_autocast(model, batch, late)
             )
