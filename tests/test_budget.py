@@ -210,13 +210,16 @@ def test_reserve_starts_at_three_percent(fragments: bool) -> None:
     assert reserve(fragments).bytes == 3_000
 
 
-def test_reserve_grows_with_every_retry() -> None:
-    assert learn(reserve(), retries=1) == 3_500
-    assert learn(reserve(), retries=4) == 5_000
+@pytest.mark.parametrize(("fragments", "once", "four_times"), [(True, 3_500, 5_000),
+                                                              (False, 3_250, 4_000)])  # fmt: skip
+def test_reserve_grows_with_every_retry(fragments: bool, once: int, four_times: int) -> None:
+    assert learn(reserve(fragments), retries=1) == once
+    assert learn(reserve(fragments), retries=4) == four_times
 
 
-def test_reserve_grows_with_retries_even_far_from_the_limit() -> None:
-    assert learn(reserve(), peak=10, retries=1) > 3_000
+def test_retries_far_from_the_limit_warn_of_fragments_alone() -> None:
+    assert learn(reserve(fragments=True), peak=10, retries=1) > 3_000
+    assert learn(reserve(fragments=False), peak=10, retries=1) == 3_000
 
 
 def test_reserve_grows_to_what_the_allocator_held_beyond_what_was_in_use() -> None:

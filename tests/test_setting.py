@@ -137,3 +137,48 @@ def test_a_hard_limit_leaves_room_for_what_the_allocator_runs_over_it(
     meter = Scripted(reading())
     meter.overshoot_bytes = 16 * MIB
     assert spare_bytes(budget, meter) == spare
+
+
+def shared(setting: Setting, *, fragments: bool = False) -> Scripted:
+    """Give it a meter that others read as well, as a GPU's is."""
+    setting.meter.close()
+    meter = Scripted(reading())
+    meter.fragments = fragments
+    setting.meter = meter
+    return meter
+
+
+@pytest.mark.parametrize(
+    ("peak", "highest", "fragments", "tells"),
+    [
+        (95 * MIB, 90 * MIB, False, True),  # it will be the highest
+        (95 * MIB, 96 * MIB, False, False),  # it cannot be seen below that one
+        (95 * MIB, 96 * MIB, True, True),  # but what the allocator holds can
+        (50 * MIB, 40 * MIB, True, False),  # far from the limit
+    ],
+)
+def test_memory_is_read_after_a_step_if_that_may_tell_something(
+    setting: Setting, peak: int, highest: int, fragments: bool, tells: bool
+) -> None:
+    shared(setting, fragments=fragments)
+    assert (setting.reading_after(peak, highest) is not None) == tells
+
+
+def test_memory_is_read_after_every_eighth_step_in_any_case(setting: Setting) -> None:
+    shared(setting)
+    read = [setting.reading_after(10 * MIB, 90 * MIB) is not None for _ in range(16)]
+    assert read == [False] * 7 + [True] + [False] * 7 + [True]
+
+
+@pytest.mark.parametrize(("peak", "grown"), [(96 * MIB, True), (50 * MIB, False)])
+def test_what_an_unread_step_asked_of_the_allocator_is_learned_at_the_next(
+    setting: Setting, peak: int, grown: bool
+) -> None:
+    shared(setting)
+    before = setting.reserve.bytes
+    assert setting.reading_after(peak, 99 * MIB) is None
+    retried = reading()._replace(retries=2)
+    assert not setting.note_failures(retried)
+    assert (setting.reserve.bytes > before) == grown
+    setting.note_failures(retried)
+    assert setting.reserve.bytes == before + (int(0.005 * BUDGET) if grown else 0)

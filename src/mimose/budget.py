@@ -152,19 +152,20 @@ class Reserve:
     step near the limit makes the allocator take more from the device, what it then holds beyond
     what is in use is evidence, and so it is in observed steps; when memory ran out, plans were too
     tight. That it had to give cached memory back before it could go on costs next to nothing, but
-    warns: where the reserve did not grow with it, memory ran out sooner or later. Without a sign
-    over many steps near the limit the reserve shrinks to where it started. Where the allocator
-    leaves fragments it may grow to a quarter of the budget, where it does not to 8 %; only running
-    out of memory makes it grow further.
+    near the limit it warns: where the reserve did not grow with it, memory ran out sooner or later.
+    Without a sign over many steps near the limit the reserve shrinks to where it started. Where the
+    allocator leaves fragments it may grow to a quarter of the budget, and every retry counts, twice
+    as much; where it does not, to 8 %. Only running out of memory makes it grow further.
     """
 
-    _FIRST, _PATIENCE = 0.03, 50
+    _FIRST, _PATIENCE, _A_RETRY = 0.03, 50, 0.0025
 
     def __init__(self, budget_bytes: int, *, fragments: bool = False, hole_bytes: int = 0) -> None:
         self._budget = budget_bytes
         self._least = int(min(max(self._FIRST * budget_bytes, hole_bytes), 0.05 * budget_bytes))
         self._most = budget_bytes // 4 if fragments else max(self._least, int(0.08 * budget_bytes))
         self._most_by_growth = self._most if fragments else self._least
+        self._fragments = fragments
         self.bytes = self._least
         self._quiet_steps = 0
 
@@ -185,9 +186,11 @@ class Reserve:
 
     def learn(self, *, peak_bytes: int, held_bytes: int, grew: bool, retries: int) -> None:
         """A step peaked at `peak_bytes` in use while the allocator held `held_bytes`."""
-        if retries:
-            self._set(self.bytes + retries * self._budget // 200)
-        elif not self.near_limit(peak_bytes):
+        near = self.near_limit(peak_bytes)
+        if retries and (near or self._fragments):
+            share = retries * self._A_RETRY * (2 if self._fragments else 1)
+            self._set(self.bytes + int(share * self._budget))
+        elif not near:
             return
         elif grew and held_bytes - peak_bytes > self.bytes:
             self._set(max(self.bytes, min(held_bytes - peak_bytes, self._most_by_growth)))

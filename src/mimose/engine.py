@@ -304,7 +304,7 @@ class Engine:
 
     def _planned_step_over(self, step: PlannedStep) -> None:
         assert self._setting is not None
-        reading = self._setting.reading_after(step.predicted_peak)
+        reading = self._setting.reading_after(step.predicted_peak, step.start.peak)
         real = None if reading is None else step.real_peak(reading)
         self._stats.planned_step_over(step, reading, real)
         if self._herald.recorder is not None:

@@ -37,9 +37,7 @@ class InputSize:
 
     def __le__(self, other: InputSize) -> bool:
         """Whether no dimension is larger than the other's: then it needs no more memory."""
-        return self.layout == other.layout and all(
-            a <= b for a, b in zip(self.dims, other.dims, strict=True)
-        )
+        return self.layout == other.layout and all(map(operator.le, self.dims, other.dims))
 
     def joined(self, other: InputSize) -> InputSize:
         """The smallest size that covers both (of one layout)."""

@@ -56,7 +56,7 @@ class Knowledge:
     def reaches(self, size: InputSize) -> bool:
         """Whether it is ready, and no dimension is larger than what was seen."""
         largest = self._largest.get(size.layout)
-        return self.ready and largest is not None and size <= largest
+        return largest is not None and size <= largest and self.ready
 
     def learn(
         self, observation: StepObservation, *, doubted: bool = False, timed: bool = True

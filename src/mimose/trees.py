@@ -22,7 +22,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors_in(item)
-    elif isinstance(value, Mapping):
+    elif isinstance(value, (dict, Mapping)):  # asking for the latter alone is slow
         for item in value.values():
             yield from tensors_in(item)
     elif is_dataclass(value) and not isinstance(value, type):
