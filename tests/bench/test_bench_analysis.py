@@ -26,12 +26,18 @@ SPENT: dict[str, Any] = {
 }
 
 
-def made(milliseconds: list[float], failed: tuple[int, ...] = (), **more: Any) -> Run:
+def made(
+    milliseconds: list[float],
+    failed: tuple[int, ...] = (),
+    recomputed: tuple[int | None, ...] = (),
+    **more: Any,
+) -> Run:
     count = len(milliseconds)
     steps = Steps(
         rows=[4] * count,
         lengths=[(8,)] * count,
         milliseconds=milliseconds,
+        recomputed=list(recomputed) or [None] * count,
         observed=[i == 0 for i in range(count)],
         out_of_memory=[i in failed for i in range(count)],
     )
@@ -84,6 +90,15 @@ def test_overhead_is_counted_in_iterations_of_the_oracle() -> None:
     assert found.planner == pytest.approx(0.2)
     assert found.whole == pytest.approx(2.0)
     assert found.plan_milliseconds == pytest.approx(200.0)
+
+
+def test_steps_under_the_oracles_plan_tell_what_a_planned_step_costs_besides() -> None:
+    ours = made([90, 12, 40, 14, 1], recomputed=(4, 3, 5, 0, None), spent=SPENT)
+    oracle = made([10, 10, 10, 10, 10], recomputed=(4, 3, 3, 0, None))
+    (found,) = sheet_of({("mimose", 0): ours, ("oracle", 0): oracle}).overhead(
+        "QA-Bert", BUDGET, "mimose"
+    )
+    assert found.same_plan_milliseconds == pytest.approx(3.0)  # the first step is observed
 
 
 def test_goals_say_what_is_reached_what_is_missed_and_what_was_not_measured() -> None:

@@ -8,11 +8,11 @@ then only steps that both finished are compared.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mimose.bench.harness import Run
+from mimose.bench.harness import Run, Steps
 from mimose.bench.lineup import CONTESTANTS
 from mimose.bench.records import Results
 from mimose.bench.workloads import TASKS
@@ -60,6 +60,8 @@ class Overhead:
     1,000 batches of the task have more sizes than this run's."""
     plan_milliseconds: float | None
     """Estimates and plans for one new plan, with finding out how far it carries."""
+    same_plan_milliseconds: float | None
+    """By how much a step took longer in which the oracle recomputed as many blocks; the mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,4 +239,12 @@ def _overhead(run: Run, oracle: Run, more_sizes: float) -> Overhead:
         + max(0.0, again) * (1000 / repeats if repeats else 0)
         + max(0.0, deciding - again) * more_sizes,
         plan_milliseconds=1e3 * new / spent["plans"] if spent["plans"] else None,
+        same_plan_milliseconds=mean(_same_plan(run.steps, oracle.steps)),
     )
+
+
+def _same_plan(mine: Steps, its: Steps) -> Iterator[float]:
+    """How much longer each planned step took in which the other recomputed as many blocks."""
+    for k, recomputed in enumerate(mine.recomputed):
+        if recomputed is not None and recomputed == its.recomputed[k] and not mine.observed[k]:
+            yield mine.milliseconds[k] - its.milliseconds[k]

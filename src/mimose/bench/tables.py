@@ -38,7 +38,9 @@ def page(sheets: Sequence[Sheet]) -> Iterator[str]:
             "In iterations of the oracle. Collector: observed steps beyond what the oracle took "
             "for them; estimator: fitting and predicting; planner: from a step's first block to "
             "its plan, predicting aside. Host time counts in full, also where the device was busy "
-            "meanwhile. The whole difference holds the machine's noise as well."
+            "meanwhile. The whole difference holds the machine's noise as well. Last column: how "
+            "much longer a planned step took, on average, where the oracle recomputed as many "
+            "blocks: reading memory, opening and closing the step, deciding, and noise."
         )
         yield overhead(sheet)
         yield "### Where the time goes"
@@ -130,6 +132,8 @@ def overhead(sheet: Sheet) -> str:
                 ]
                 thousand = Spread.of([each.in_thousand_steps for each in found])
                 times = [each.plan_milliseconds for each in found if each.plan_milliseconds]
+                same = [each.same_plan_milliseconds for each in found]
+                slower = Spread.of([each for each in same if each is not None])
                 rows.append(
                     [
                         *(task, _limit_text(limit), name),
@@ -137,10 +141,12 @@ def overhead(sheet: Sheet) -> str:
                         *(c.text(2) if c else "–" for c in columns),
                         thousand.text(2) if thousand else "–",
                         f"{statistics.median(times):.2f}" if times else "–",
+                        slower.text(2) if slower else "–",
                     ]
                 )
     header = ["task", "budget", "who", "steps", "observed", "new plans", "collector", "estimator"]
     header += ["planner", "whole difference", "parts in 1,000 steps", "a new plan, ms"]
+    header += ["same plan, ms a step"]
     return table(header, rows)
 
 
