@@ -22,12 +22,12 @@ import torch
 import mimose
 from common import circumstances, save, spread
 from mimose.bench.circumstances import settle_device
-from mimose.estimator import with_shared_times
 from mimose.memory import meter_for
 from mimose.observations import StepObservation
 from mimose.planners import Optimal, RecomputeAll
 from mimose.steps import ObservedStep, PlannedStep
 from mimose.timeline import peak, recompute_nanoseconds
+from mimose.times import with_shared_times
 from tasks import TASKS, Task
 
 
