@@ -19,10 +19,10 @@ from mimose.errors import ConflictError
 from mimose.memory import (
     ALLOCATOR_SETTINGS,
     CpuMeter,
-    _StorageCounter,
     meter_for,
     page_bytes_in,
 )
+from mimose.storages import StorageCounter
 
 KIB = 1 << 10
 
@@ -36,7 +36,7 @@ def meter() -> Iterator[CpuMeter]:
     meter = CpuMeter()
     yield meter
     meter.close()
-    assert _StorageCounter._shared is None
+    assert StorageCounter._shared is None
 
 
 class Since:
@@ -140,12 +140,12 @@ def test_meters_share_one_count_until_the_last_is_closed() -> None:
     assert first.read() == second.read()
     first.close()
     first.close()
-    assert _StorageCounter._shared is not None
+    assert StorageCounter._shared is not None
     since = Since(second)
     y = take(1)
     assert since.in_use == KIB
     second.close()
-    assert _StorageCounter._shared is None
+    assert StorageCounter._shared is None
     del x, y
 
 
@@ -190,7 +190,7 @@ def test_mode_of_others_around_any_step_is_left_and_sees_that_step_only(at: int)
         for step in range(6):
             least = model.step(flops if step == at else None)
             counts.append(flops.get_total_flops())
-            assert modes() == [_StorageCounter]
+            assert modes() == [StorageCounter]
         assert handle.stats().peak_bytes >= least
         assert handle.stats().planned_steps > 0
         read = handle._setting.meter.read
@@ -215,7 +215,7 @@ def test_mode_of_others_around_all_of_it_goes_on_after_detach() -> None:
         model.step()
         assert flops.get_total_flops() > count
     assert modes() == []
-    assert _StorageCounter._shared is None
+    assert StorageCounter._shared is None
 
 
 def test_mode_of_others_that_is_entered_before_detach_and_left_after_it_is_its_own() -> None:
@@ -257,7 +257,7 @@ def test_meter_closed_in_a_backward_counts_nothing_and_the_next_takes_its_mode_o
     assert following.read().in_use - before == ballast.nbytes + x.grad.nbytes
     following.close()
     assert modes() == []
-    assert _StorageCounter._shared is None
+    assert StorageCounter._shared is None
 
 
 def test_limit_raises_out_of_memory_until_it_is_lifted(meter: CpuMeter) -> None:
@@ -333,7 +333,7 @@ def test_torch_reads_the_settings_that_are_recommended() -> None:
         ("", 20),
         ("expandable_segments:True", 20),
         ("expandable_segments:True,large_segment_size_mb:12", 12),
-        ("large_segment_size_mb:32,expandable_segments:True", 32),
+        ("large_segment_size_mb : 32, expandable_segments:True", 32),
     ],
 )
 def test_pages_are_read_from_the_allocators_settings(settings: str, mib: int) -> None:

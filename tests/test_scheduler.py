@@ -65,7 +65,7 @@ class Bare(Setting):
         self.gradients = Gradients([])
         self.meter = CpuMeter()
         self._grain = 1
-        self._last, self._unread = reading(0), None
+        self._last = reading(0)
 
 
 def reading(in_use: int) -> Reading:

@@ -14,7 +14,7 @@ from torch import nn
 import mimose
 import models
 from compare import assert_same_gradients
-from mimose.memory import _StorageCounter
+from mimose.storages import StorageCounter
 from training import (
     BATCHES,
     MODELS,
@@ -41,7 +41,7 @@ PLANNERS = ("optimal", "greedy", "static", "keep_all", "recompute_all")
 def _stops_counting() -> object:
     yield
     gc.collect()
-    assert _StorageCounter._shared is None, "a session was left open"
+    assert StorageCounter._shared is None, "a session was left open"
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -227,11 +227,11 @@ def test_model_that_is_dropped_takes_limit_and_counting_along() -> None:
     model = models.Encoder()
     mimose.auto_checkpoint(model, "4MiB", enforce=True)
     train(model, texts([20] * 3))
-    counter = _StorageCounter._shared
+    counter = StorageCounter._shared
     assert counter is not None
     del model
     gc.collect()
-    limit, shared = counter.limit, _StorageCounter._shared
+    limit, shared = counter.limit, StorageCounter._shared
     if shared is not None:  # leave no limit to the tests that follow
         counter.limit = None
         counter._users = 1

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from mimose.budget import parse_budget
+from mimose.budget import Reserve, parse_budget
 from mimose.clock import Clock
-from mimose.collector import Ride, Stale
+from mimose.collector import Ride
 from mimose.memory import CpuMeter, Meter, Reading
 from mimose.setting import Setting, spare_bytes
+from mimose.stale import Stale
 
 BUDGET = 100 << 20
 MIB = 1 << 20
@@ -139,46 +140,32 @@ def test_a_hard_limit_leaves_room_for_what_the_allocator_runs_over_it(
     assert spare_bytes(budget, meter) == spare
 
 
-def shared(setting: Setting, *, fragments: bool = False) -> Scripted:
+def shared(setting: Setting, *, fragments: bool = False) -> None:
     """Give it a meter that others read as well, as a GPU's is."""
     setting.meter.close()
-    meter = Scripted(reading())
-    meter.fragments = fragments
-    setting.meter = meter
-    return meter
+    setting.meter = Scripted(reading())
+    setting.meter.fragments = fragments
 
 
-@pytest.mark.parametrize(
-    ("peak", "highest", "fragments", "tells"),
-    [
-        (95 * MIB, 90 * MIB, False, True),  # it will be the highest
-        (95 * MIB, 96 * MIB, False, False),  # it cannot be seen below that one
-        (95 * MIB, 96 * MIB, True, True),  # but what the allocator holds can
-        (50 * MIB, 40 * MIB, True, False),  # far from the limit
-    ],
-)
-def test_memory_is_read_after_a_step_if_that_may_tell_something(
-    setting: Setting, peak: int, highest: int, fragments: bool, tells: bool
-) -> None:
-    shared(setting, fragments=fragments)
-    assert (setting.reading_after(peak, highest) is not None) == tells
-
-
-def test_memory_is_read_after_every_eighth_step_in_any_case(setting: Setting) -> None:
+def test_memory_is_read_after_every_step_near_the_limit(setting: Setting) -> None:
     shared(setting)
-    read = [setting.reading_after(10 * MIB, 90 * MIB) is not None for _ in range(16)]
+    assert all(setting.reading_after(95 * MIB) is not None for _ in range(20))
+
+
+def test_memory_is_read_after_every_eighth_step_far_from_it(setting: Setting) -> None:
+    shared(setting)
+    read = [setting.reading_after(10 * MIB) is not None for _ in range(16)]
     assert read == [False] * 7 + [True] + [False] * 7 + [True]
 
 
-@pytest.mark.parametrize(("peak", "grown"), [(96 * MIB, True), (50 * MIB, False)])
-def test_what_an_unread_step_asked_of_the_allocator_is_learned_at_the_next(
-    setting: Setting, peak: int, grown: bool
+@pytest.mark.parametrize(("fragments", "grown"), [(True, True), (False, False)])
+def test_retries_in_a_step_far_from_the_limit_are_not_blamed_on_the_next(
+    setting: Setting, fragments: bool, grown: bool
 ) -> None:
     shared(setting)
+    setting.reserve = Reserve(BUDGET, fragments=fragments)
     before = setting.reserve.bytes
-    assert setting.reading_after(peak, 99 * MIB) is None
-    retried = reading()._replace(retries=2)
-    assert not setting.note_failures(retried)
+    assert setting.reading_after(50 * MIB) is None
+    setting.step_begins(reading()._replace(retries=2))
+    setting.learn_reserve(reading()._replace(retries=2), 96 * MIB)
     assert (setting.reserve.bytes > before) == grown
-    setting.note_failures(retried)
-    assert setting.reserve.bytes == before + (int(0.005 * BUDGET) if grown else 0)

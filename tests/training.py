@@ -14,8 +14,8 @@ from torch import nn
 
 import mimose
 import models
-from mimose.memory import _StorageCounter
 from mimose.plan import Plan
+from mimose.storages import StorageCounter
 from mimose.timeline import Profile
 
 Batch = dict[str, Any]
@@ -96,9 +96,9 @@ def adamw(model: nn.Module) -> Iterator[torch.optim.AdamW]:
 
 
 @contextmanager
-def counted() -> Iterator[_StorageCounter]:
+def counted() -> Iterator[StorageCounter]:
     """Count live storages apart from any session; `peak` is the highest count."""
-    counter = _StorageCounter()
+    counter = StorageCounter()
     counter._count_what_lives()
     with counter:
         yield counter

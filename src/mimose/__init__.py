@@ -1,5 +1,6 @@
 """Train a PyTorch model under a memory budget: as fast as the memory allows, never over it."""
 
+from mimose.drop_in import checkpoint
 from mimose.errors import (
     ArgumentError,
     BlocksError,
@@ -9,7 +10,6 @@ from mimose.errors import (
     MimoseWarning,
     RecomputeError,
 )
-from mimose.recompute import checkpoint
 from mimose.session import Mimose, auto_checkpoint
 
 __version__ = "0.1.0"

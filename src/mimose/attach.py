@@ -1,16 +1,11 @@
-"""Sit on a module's call, so that its block runs kept or recomputed.
+"""Sit on a model's blocks, so that each runs kept or recomputed, as a director says.
 
-`nn.Module` calls whatever `_compiled_call_impl` holds before anything else, and leaves that
-attribute out of copies and pickles. A seat takes this place. The module keeps its type, its
-`state_dict` keys, its parameter names and its hooks; `deepcopy` and `torch.save` see a plain model;
-and a block compiled with `block.compile()` stays compiled, since the seat sits above the compiled
-call and the compiler never sees the plan.
+The first time that a block is to be recomputed it is tried: run, recomputed at once and compared.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -21,14 +16,16 @@ from torch import nn
 from mimose.blocks import Block
 from mimose.buffers import Place, Snapshot, norm_places, places_in
 from mimose.bypass import refuse_in_compiled_code
+from mimose.caches import brings_a_past, cache_positions, without_cache
 from mimose.control import Listener, watch_backward
 from mimose.errors import ConflictError, warn
 from mimose.failure import is_out_of_memory
 from mimose.likeness import make_of
 from mimose.ranks import Spoken, several
-from mimose.recompute import Found, Frame, foreign_hooks, hide_from_compiler
+from mimose.recompute import Found, Frame, foreign_hooks
 from mimose.rehearsal import Rehearsal
 from mimose.rescue import Guard
+from mimose.seat import Seat, under_transform
 from mimose.takeover import Takeover
 from mimose.traces import Exchanged, FirstLook, Imprint, Traces, parameter_places
 
@@ -41,59 +38,6 @@ class Director(Protocol):
 
     def ran_out(self, seat: BlockSeat) -> None:
         """Memory ran out while the block, guarded, was to be kept: it is recomputed instead."""
-
-
-class Seat:
-    """Takes the place of a module's call; `take` and `leave` it."""
-
-    __slots__ = ("__weakref__", "_module", "compiled")
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = weakref.ref(module)
-        self.compiled: Callable[..., Any] | None = None
-
-    @property
-    def module(self) -> nn.Module:
-        module = self._module()
-        assert module is not None
-        return module
-
-    def take(self) -> None:
-        """Sit down, also above a compiled call that has come in the meantime."""
-        place = self.module.__dict__
-        occupant = place.get("_compiled_call_impl")
-        if occupant is not self:
-            if isinstance(occupant, Seat):
-                occupant = occupant.compiled
-            self.compiled = occupant
-            if occupant is not None:
-                hide_from_compiler()
-            place["_compiled_call_impl"] = self
-
-    @property
-    def taken(self) -> bool:
-        """Whether it sits where the module's call goes."""
-        return self.module.__dict__.get("_compiled_call_impl") is self
-
-    def leave(self) -> None:
-        """The module is as before."""
-        module = self._module()
-        if module is None or module.__dict__.get("_compiled_call_impl") is not self:
-            return
-        if self.compiled is None:
-            del module.__dict__["_compiled_call_impl"]
-        else:
-            module.__dict__["_compiled_call_impl"] = self.compiled
-
-    def plain(self, args: Any, kwargs: Any) -> Any:
-        """The module's call as if nobody sat here."""
-        if self.compiled is not None:
-            return self.compiled(*args, **kwargs)
-        return self.module._call_impl(*args, **kwargs)
-
-    def __reduce__(self) -> Any:
-        # A module with a __getstate__ of its own may copy the attribute: "not compiled" it is then.
-        return type(None), ()
 
 
 class Tried:
@@ -145,7 +89,7 @@ class BlockSeat(Seat):
         self.listener: Listener | None = None
         self.after: Callable[[Any, Any], None] | None = None
         """Called once, with the inputs and the output of the coming run."""
-        self.cache_positions = _cache_positions(block.module)
+        self.cache_positions = cache_positions(block.module)
         """Where a cache may stand among the arguments; None if no cache is expected."""
         self.trusted: bool | None = None
         """Whether it can be recomputed; not known before its first run."""
@@ -172,9 +116,9 @@ class BlockSeat(Seat):
             return self.plain(args, kwargs)
         bound = False
         if self.cache_positions is not None:
-            bound = _brings_a_past(self.cache_positions, args, kwargs)
+            bound = brings_a_past(self.cache_positions, args, kwargs)
             if not bound:
-                args, kwargs = _without_cache(self.module, self.cache_positions, args, kwargs)
+                args, kwargs = without_cache(self.module, self.cache_positions, args, kwargs)
         again = self.director.recompute(self, args, kwargs)
         if again and self.trusted is not False and not bound:
             out = self._recomputed(args, kwargs)
@@ -441,16 +385,6 @@ def _let_go(seats: list[weakref.ref[BlockSeat]]) -> None:
             seat.let_go()
 
 
-_peek_transform: Callable[[], Any] = getattr(
-    torch._C._functorch, "peek_interpreter_stack", lambda: None
-)
-
-
-def under_transform() -> bool:
-    """Whether `torch.func` transforms this call, or it is traced: nothing can be planned there."""
-    return _peek_transform() is not None or torch._C._get_tracing_state() is not None
-
-
 class _Everything:
     """The director that recomputes every block."""
 
@@ -462,60 +396,3 @@ class _Everything:
 
 
 RECOMPUTE_EVERYTHING: Director = _Everything()
-
-_CACHES = ("past_key_values", "layer_past")
-
-
-def _cache_positions(module: nn.Module) -> tuple[int, ...] | None:
-    """Where the module's forward takes a cache, if its class brings its own checkpointing call.
-
-    transformers' layers do: they drop what a recompute would write to a second time.
-    """
-    classes = type(module).__mro__
-    if not any("gradient_checkpointing" in vars(c) and "__call__" in vars(c) for c in classes):
-        return None
-    names = list(inspect.signature(module.forward).parameters)
-    return tuple(i for i, name in enumerate(names) if name in _CACHES)
-
-
-def _brings_a_past(positions: tuple[int, ...], args: Any, kwargs: Any) -> bool:
-    """Whether a cache with something in it is given, a tuned prefix say: the block writes to it."""
-    given = [args[i] for i in positions if i < len(args)]
-    given += [kwargs[name] for name in _CACHES if name in kwargs]
-    lengths = [getattr(cache, "get_seq_length", int) for cache in given if cache is not None]
-    return any(length() > 0 for length in lengths)
-
-
-def _without_cache(
-    module: nn.Module, positions: tuple[int, ...], args: Any, kwargs: Any
-) -> tuple[Any, dict[str, Any]]:
-    """The arguments, less a cache that a recompute would write to a second time."""
-    for i in positions:
-        if i < len(args) and args[i] is not None:
-            args = (*args[:i], None, *args[i + 1 :])
-    for name in ("use_cache", *_CACHES):
-        if kwargs.get(name) not in (None, False):
-            return _asked_of_seam(module, args, kwargs)
-    return args, kwargs
-
-
-def _asked_of_seam(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
-    """The arguments as the module's own checkpointing would pass them on.
-
-    It is told to checkpoint by a function that hands them back instead of running anything.
-    """
-    place = module.__dict__
-    names = ("gradient_checkpointing", "_gradient_checkpointing_func")
-    former = {name: place[name] for name in names if name in place}
-    place.update(gradient_checkpointing=True, _gradient_checkpointing_func=_hand_back)
-    try:
-        handed: tuple[Any, dict[str, Any]] = type(module).__call__(module, *args, **kwargs)
-        return handed
-    finally:
-        for name in names:
-            place.pop(name, None)
-        place.update(former)
-
-
-def _hand_back(call: Any, *args: Any) -> tuple[Any, dict[str, Any]]:
-    return args, call.keywords

@@ -4,9 +4,8 @@ The paper observes a block by running its forward twice. It is not needed: when 
 recomputed, the recompute is itself a forward with its activations kept, and at the points that our
 own recompute code owns everything can be read. `Ride` does that, at the price of plain
 checkpointing; and once it is known which blocks are alike, only some of each kind are recomputed.
-`Shuttle` is the paper's way, for comparison, and for a look at what a block saves when its backward
-never comes. The paper's filter for nested layers is in the choice of blocks: no block lies inside
-another, so nothing is counted twice.
+The paper's own way, for comparison, is in `shuttle.py`. Its filter for nested layers is in the
+choice of blocks: no block lies inside another, so nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -19,16 +18,15 @@ from typing import Any
 
 import torch
 
-from mimose.ambient import Ambient
 from mimose.attach import BlockSeat
-from mimose.buffers import Snapshot, places_in
 from mimose.clock import Clock
 from mimose.control import Listener
 from mimose.inputs import InputSize
 from mimose.kin import Sample
 from mimose.memory import Meter, Reading
 from mimose.observations import Observation, Pattern, Run, StepObservation
-from mimose.trees import argument_tensors, bytes_given, bytes_of, storage_bytes, storage_of
+from mimose.stale import Stale
+from mimose.trees import bytes_given, bytes_of, storage_of
 
 
 @dataclass(slots=True)
@@ -346,90 +344,8 @@ class Ride(Listener):
             self._missing = still
 
 
-class Shuttle(Ride):
-    """The paper's collector: each block's forward runs once more, only to be looked at.
-
-    What a block saves, its spike and its time come from a forward of their own, with RNG and
-    buffers as they were; the levels around it still come from the recompute.
-    """
-
-    samples = False
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._looked: dict[int, tuple[int, int, Any, Any]] = {}
-
-    def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
-        super().run_begins(seat, args, kwargs)
-        ambient = Ambient(argument_tensors(args, kwargs), preserve_rng=True)
-        buffers = Snapshot(places_in(seat.module))
-        before = self._read().in_use
-        begun = self._clock.mark()
-        out = buffers.run(ambient.run, seat.plain, (args, kwargs), {})
-        ended = self._clock.mark()
-        after = self._read()
-        kept = after.in_use - before - _fresh_output_bytes(out, (args, kwargs))
-        self._looked[seat.run] = (kept, after.peak - before, begun, ended)
-        del out
-        self._meter.reset_peak()
-        return True
-
-    def forward_ends(
-        self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
-    ) -> None:
-        super().forward_ends(block, out_saved_bytes, idle_inputs)
-        saved, spike, begun, ended = self._looked[block]
-        self._looked[block] = (saved + out_saved_bytes, spike, begun, ended)
-
-    def after_recompute(self, block: int) -> None:
-        super().after_recompute(block)
-        if self._over:
-            return
-        run = self._runs[block]
-        run.saved, run.spike, run.begun, run.ended = self._looked[block]
-
-
-class Stale:
-    """The last step's outputs that are still alive when the next forward starts.
-
-    A loop's `out = model(...)` holds the old output until the new one is there: it burdens the
-    forward and is gone in the backward.
-    """
-
-    def __init__(self) -> None:
-        self._outputs: list[tuple[Any, int]] = []
-        self._alive: list[tuple[Any, int]] = []
-        self._die = True
-
-    def outputs_are(self, tensors: Sequence[torch.Tensor]) -> None:
-        """The model has returned these."""
-        storages = {s._cdata: (t, s.nbytes()) for t in tensors if (s := storage_of(t)) is not None}
-        self._outputs = [(weakref.ref(t), size) for t, size in storages.values()]
-
-    def step_starts(self) -> None:
-        """A forward starts: whatever of them is alive now is stale."""
-        self._alive = [(ref, size) for ref, size in self._outputs if ref() is not None]
-
-    def died(self) -> int:
-        """The bytes of stale outputs that are gone by now."""
-        alive = sum(size for _, size in self._alive)
-        gone = sum(size for ref, size in self._alive if ref() is None)
-        if alive:
-            self._die = gone > 0
-        return gone
-
-    def expected(self) -> int:
-        """The bytes that will be gone in the backward, as far as the past tells."""
-        return sum(size for _, size in self._alive) if self._die else 0
-
-
 def _gradient_bytes(module: torch.nn.Module) -> int:
     return bytes_of(p for p in module.parameters() if p.requires_grad)
-
-
-def _fresh_output_bytes(out: Any, inputs: Any) -> int:
-    known = storage_bytes(inputs)
-    return sum(size for key, size in storage_bytes(out).items() if key not in known)
 
 
 def _bytes_behind(ref: weakref.ref[torch.Tensor]) -> int:

@@ -19,8 +19,9 @@ from mimose.attach import Attachment, BlockSeat
 from mimose.blocks import Block
 from mimose.budget import Budget, text_of
 from mimose.bypass import Tripwire
-from mimose.collector import Ride, Stale
+from mimose.collector import Ride
 from mimose.correction import Watch
+from mimose.decision import Decision
 from mimose.errors import warn
 from mimose.herald import Herald
 from mimose.identity import difference, identity_of
@@ -34,8 +35,9 @@ from mimose.regime import Regime
 from mimose.report import Stats
 from mimose.restart import Keepsake, Restart
 from mimose.root import RootSeat
-from mimose.scheduler import Decision, Scheduler
+from mimose.scheduler import Scheduler
 from mimose.setting import Setting
+from mimose.stale import Stale
 from mimose.steps import ObservedStep, PlannedStep, Step, WatchedStep
 from mimose.trees import tensors_in
 
@@ -188,6 +190,7 @@ class Engine:
         if regime is not self._scheduler.regime and regime != self._scheduler.regime:
             self._enter(self._setting, regime)
         reading = self._setting.meter.read()
+        self._setting.step_begins(reading)
         began = time.perf_counter()
         step: Step | None = self._planned(self._setting, size, reading)
         if step is None:
@@ -304,7 +307,7 @@ class Engine:
 
     def _planned_step_over(self, step: PlannedStep) -> None:
         assert self._setting is not None
-        reading = self._setting.reading_after(step.predicted_peak, step.start.peak)
+        reading = self._setting.reading_after(step.predicted_peak)
         real = None if reading is None else step.real_peak(reading)
         self._stats.planned_step_over(step, reading, real)
         if self._herald.recorder is not None:

@@ -30,7 +30,8 @@ class RecordedStep:
     peak_bytes: int | None
     """None where nobody could see it: a peak below an earlier one, on a device that others read."""
     held_bytes: int | None
-    """The most that the allocator has held by then; None for observed steps."""
+    """The most that the allocator has held by then; None for observed steps, and far from the
+    limit for most."""
     milliseconds: float
     """From the first block's forward to the end of the backward, as the host sees it."""
     recompute_milliseconds: float

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from mimose.attach import Seat, under_transform
 from mimose.bypass import refuse_in_compiled_code
+from mimose.seat import Seat, under_transform
 
 
 class Owner(Protocol):

@@ -8,17 +8,18 @@ going back to an earlier one needs no observing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from mimose.decision import Decision, InStep, Terms
 from mimose.inputs import InputSize
 from mimose.kin import Sample
 from mimose.knowledge import Knowledge
 from mimose.memory import Reading
-from mimose.observations import Pattern, Run, StepObservation
+from mimose.observations import Pattern, StepObservation
 from mimose.plan import Plan
-from mimose.plan_cache import CachedPlan, PlanCache, Shelved
+from mimose.plan_cache import CachedPlan, PlanCache
 from mimose.planners import Optimal, Planner, RecomputeAll
 from mimose.reach import Stop, stops
 from mimose.regime import Regime
@@ -48,52 +49,6 @@ _NOWHERE = range(0)
 
 AS_PLANNED, STRICTER, EVERYTHING = range(3)
 """How strict a plan must be: after a failure, halfway to everything, then everything."""
-
-
-_InStep = tuple[tuple[int, ...], int, int]
-"""Gradients that are born before each run, what is given back in the backward, all born ones."""
-
-
-class _Terms(NamedTuple):
-    """What a plan is made for."""
-
-    size: InputSize
-    available_bytes: int
-    kind: Hashable
-    """What else tells one kind of step from another."""
-    pattern: Pattern
-    in_step: _InStep
-    guarded_bytes: int
-
-    @property
-    def key(self) -> tuple[InputSize, int, Hashable]:
-        return self.size, self.available_bytes, self.kind
-
-    def ready(self, plan: Plan, profile: Profile | None, *, doubtful: bool = False) -> CachedPlan:
-        near = self.available_bytes - self.guarded_bytes
-        return CachedPlan.of(plan, self.pattern, profile, near, doubtful=doubtful)
-
-    def shelved(self, cached: CachedPlan) -> Shelved:
-        return Shelved(self.size, self.available_bytes, cached)
-
-
-class Decision(NamedTuple):
-    """The plan for a step, and at which of its runs to compare memory with the timeline."""
-
-    cached: CachedPlan
-    available_bytes: int
-    watched: range
-    new: bool
-
-    def with_choices(self, again: Mapping[Run, bool]) -> Decision:
-        """The same step under other choices. Nobody watches it: they are not to be corrected."""
-        plan, profile = self.cached.plan, self.cached.profile
-        choices = tuple(again.values())
-        if choices == plan.recompute:
-            return self._replace(watched=range(0))
-        if profile is not None:
-            plan = Plan.of(profile, choices, self.available_bytes)
-        return self._replace(cached=CachedPlan(plan, again, profile), watched=range(0))
 
 
 class Scheduler:
@@ -148,7 +103,7 @@ class Scheduler:
             in_step = self._in_step(setting, pattern, missing, stale)
             # Below what is available by so much, kept runs are guarded.
             guarded = int(_GUARDED * setting.budget_bytes) - setting.reserve.bytes
-            terms = _Terms(shared, available, kind, pattern, in_step, guarded)
+            terms = Terms(shared, available, kind, pattern, in_step, guarded)
             cached = self._shared(terms, own=overdue)
             if cached is None:
                 cached, new = self._new(terms, size), True
@@ -156,7 +111,7 @@ class Scheduler:
                 return self._unknown()
         return Decision(cached, available, self._watched(setting, cached, shared, available), new)
 
-    def _shared(self, terms: _Terms, *, own: bool) -> CachedPlan | None:
+    def _shared(self, terms: Terms, *, own: bool) -> CachedPlan | None:
         """A plan that others have, too; with its `own` costs, if it must or theirs will not do."""
         if not self._shares:
             return None
@@ -174,7 +129,7 @@ class Scheduler:
         self.cache.put(terms.key, cached, new=False)
         return cached
 
-    def _new(self, terms: _Terms, real: InputSize) -> CachedPlan | None:
+    def _new(self, terms: Terms, real: InputSize) -> CachedPlan | None:
         """A new plan, ready for use and for sizes to share; None if it is better to observe."""
         made = self.new_plan(terms.size, terms.available_bytes, terms.in_step, real=real)
         if made is None:
@@ -208,7 +163,7 @@ class Scheduler:
 
     def _in_step(
         self, setting: Setting, pattern: Pattern, missing: tuple[bool, ...], stale_bytes: int
-    ) -> _InStep:
+    ) -> InStep:
         """What `Profile.in_step` asks: gradients to be born, what is given back, all missing."""
         leaving = setting.gradients.leaving_bytes(missing)
         missing_bytes = setting.gradients.missing_bytes(missing) + leaving
@@ -238,7 +193,7 @@ class Scheduler:
         self,
         size: InputSize,
         available: int,
-        in_step: _InStep,
+        in_step: InStep,
         *,
         real: InputSize | None = None,
     ) -> tuple[Plan, Profile] | None:
@@ -267,14 +222,14 @@ class Scheduler:
             return None
         return self._as_strict_as_must_be(plan, profile, available), profile
 
-    def _carried(self, start: Stop, in_step: _InStep) -> list[Stop]:
+    def _carried(self, start: Stop, in_step: InStep) -> list[Stop]:
         """How far a plan carries, so that sizes in between are not planned for."""
         line = self.knowledge.line(start.profile.size)
         if line is None or not start.plan.fits or self.strictness != AS_PLANNED:
             return []
         return stops(line, start, lambda size: self.predict(size, in_step), self.planner)
 
-    def predict(self, size: InputSize, in_step: _InStep) -> Profile | None:
+    def predict(self, size: InputSize, in_step: InStep) -> Profile | None:
         """What a size costs in a step in which this happens; None where too little is known."""
         profile = self.knowledge.predict(size)
         return None if profile is None else profile.in_step(*in_step)

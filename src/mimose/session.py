@@ -25,7 +25,7 @@ from mimose.attach import Attachment
 from mimose.blocks import Selector, find_blocks
 from mimose.budget import parse_budget, text_of
 from mimose.bypass import Tripwire, refuse_compiled, refuse_lazy
-from mimose.collector import Ride, Shuttle
+from mimose.collector import Ride
 from mimose.engine import Engine
 from mimose.errors import ArgumentError, ConflictError
 from mimose.identity import FORMAT
@@ -38,6 +38,7 @@ from mimose.recovery import recover
 from mimose.report import Explanation, Floor, Stats, explain_plan
 from mimose.root import RootSeat
 from mimose.scheduler import Scheduler
+from mimose.shuttle import Shuttle
 from mimose.takeover import refuse_foreign
 from mimose.trees import bytes_of
 

@@ -16,8 +16,6 @@ from mimose.trees import bytes_of
 
 _WARY_STEPS = 16
 """Planned steps after which a failure is forgotten."""
-_VISIBLE = 0.995
-"""The share of the highest peak so far from which on a step may be the next to reach it."""
 
 
 class Setting:
@@ -38,7 +36,7 @@ class Setting:
         self._wary_steps = 0
         self._steps = self._forwards = 0
         self._unread: int | None = None
-        """The peak of the last step, if nobody has read what it did to the allocator."""
+        """The peak of the last step, if memory was not read at its end."""
         self.clock = Clock(self.device)
         self.meter = meter_for(self.device)
         reading = self.meter.read()
@@ -70,8 +68,6 @@ class Setting:
         How often does not matter: cuDNN fails with one engine after another until one does with
         less, and a block that is tried out fails by itself, all in one step.
         """
-        if self._unread is not None:
-            self.learn_reserve(reading, self._unread)
         if reading.failures == self._last.failures:
             return False
         self.reserve.ran_out()
@@ -148,21 +144,22 @@ class Setting:
         self.meter.reset_peak()
         return reading._replace(peak=reading.in_use)
 
-    def reading_after(self, predicted_peak: int, highest_peak: int) -> Reading | None:
+    def reading_after(self, predicted_peak: int) -> Reading | None:
         """A reading at the end of a step that was to peak there, if it may tell anything.
 
-        Reading takes time. Far from the limit there is nothing to learn from most steps, and a peak
-        below the highest so far cannot be seen. What the allocator had to do for the step, the next
-        one's first reading tells as well, unless that leaves fragments behind: then before the
-        optimizer takes its own.
+        Far from the limit there is nothing to learn from most steps, and reading takes time.
         """
         self._steps += 1
         near = predicted_peak >= 0.9 * (self.budget_bytes - self.reserve.bytes)
-        tells = near and (self.meter.fragments or predicted_peak >= _VISIBLE * highest_peak)
-        if tells or self.meter.private or self._steps % 8 == 0:
+        if near or self.meter.private or self._steps % 8 == 0:
             return self.meter.read()
         self._unread = predicted_peak
         return None
+
+    def step_begins(self, reading: Reading) -> None:
+        """What the allocator had to do for the last step, if nobody has looked, counts for that."""
+        if self._unread is not None:
+            self.learn_reserve(reading, self._unread)
 
     def learn_reserve(self, reading: Reading, peak_bytes: int) -> None:
         """A planned step is over."""

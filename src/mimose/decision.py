@@ -1,0 +1,57 @@
+"""What a plan is made for, and what is decided for a step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
+
+from mimose.inputs import InputSize
+from mimose.observations import Pattern, Run
+from mimose.plan import Plan
+from mimose.plan_cache import CachedPlan, Shelved
+from mimose.timeline import Profile
+
+InStep = tuple[tuple[int, ...], int, int]
+"""Gradients that are born before each run, what is given back in the backward, all born ones."""
+
+
+class Terms(NamedTuple):
+    """What a plan is made for."""
+
+    size: InputSize
+    available_bytes: int
+    kind: Hashable
+    """What else tells one kind of step from another."""
+    pattern: Pattern
+    in_step: InStep
+    guarded_bytes: int
+
+    @property
+    def key(self) -> tuple[InputSize, int, Hashable]:
+        return self.size, self.available_bytes, self.kind
+
+    def ready(self, plan: Plan, profile: Profile | None, *, doubtful: bool = False) -> CachedPlan:
+        near = self.available_bytes - self.guarded_bytes
+        return CachedPlan.of(plan, self.pattern, profile, near, doubtful=doubtful)
+
+    def shelved(self, cached: CachedPlan) -> Shelved:
+        return Shelved(self.size, self.available_bytes, cached)
+
+
+class Decision(NamedTuple):
+    """The plan for a step, and at which of its runs to compare memory with the timeline."""
+
+    cached: CachedPlan
+    available_bytes: int
+    watched: range
+    new: bool
+
+    def with_choices(self, again: Mapping[Run, bool]) -> Decision:
+        """The same step under other choices. Nobody watches it: they are not to be corrected."""
+        plan, profile = self.cached.plan, self.cached.profile
+        choices = tuple(again.values())
+        if choices == plan.recompute:
+            return self._replace(watched=range(0))
+        if profile is not None:
+            plan = Plan.of(profile, choices, self.available_bytes)
+        return self._replace(cached=CachedPlan(plan, again, profile), watched=range(0))
