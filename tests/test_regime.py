@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import random
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from torch import nn
 
 import mimose
 import models
+from mimose.memory import CpuMeter
 from mimose.regime import Lookout
 from mimose.report import Stats
 from parts import bf16
@@ -368,3 +370,47 @@ def test_regime_is_the_same_object_until_something_changes() -> None:
         assert lookout.regime().autocast == "torch.bfloat16"
     model.config._attn_implementation = "sdpa"
     assert lookout.regime().attention == "sdpa"
+
+
+class _Temporary(torch.autograd.Function):
+    """Takes memory in its backward, so many times what its input takes."""
+
+    times = 0.0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.numbers = x.numel()
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        _ = torch.empty(int(ctx.numbers * _Temporary.times))
+        return gradient.clone()
+
+
+class _Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = _Temporary.apply(self.down(nn.functional.gelu(self.up(x))))
+        return x + out
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+def test_peaks_that_become_higher_are_seen_where_they_are_never_reset(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(CpuMeter, "private", False)  # as on a GPU, where others read peaks as well
+    monkeypatch.setattr(_Temporary, "times", 0.0)
+    torch.manual_seed(0)
+    model, draw = nn.Sequential(*(_Wide() for _ in range(12))), random.Random(seed)
+    with mimose.auto_checkpoint(model, 24 << 20, blocks=_Wide) as handle:
+        for number in range(160):
+            _Temporary.times = 8.0 if number >= 60 else 0.0
+            model(torch.randn(draw.randrange(200, 1200, 8), 64)).pow(2).mean().backward()
+            model.zero_grad()
+        stats = handle.stats()
+    assert stats.worst_shortfall > 0.01
+    assert stats.peak_bytes <= 24 << 20
