@@ -254,40 +254,50 @@ class BlockSeat(Seat):
         frame = self._frame(function, args, kwargs, keeping=True)
         with look.listening():
             out = frame.forward(args, kwargs)
-        traces = look.traces()
+        traces, changed_a_parameter = look.traces(), look.changed_a_parameter
         frame.found = _Found((exchanged, buffers, look.imprint(traces)))
-        changed_a_parameter = look.changed_a_parameter
         make = None if traces or changed_a_parameter else self._make(frame)
         if make is not None and make in self.tried.makes:
             frame.let_go()
             self._trust(buffers, traces)
-            return out
+        elif changed_a_parameter:  # a second run would change it again
+            self._distrust("it changes a frozen parameter")
+        else:
+            rehearsal = self._rehearsed(frame, out)
+            if rehearsal is not None and rehearsal.problem is not None:
+                self._distrust(rehearsal.problem)
+            elif rehearsal is not None:
+                self._believe_trial(rehearsal, make)
+                self._trust(buffers, traces)
+        return out
+
+    def _rehearsed(self, frame: Frame, out: Any) -> Rehearsal | None:
+        """How a recompute goes; None without memory to try: the next run is tried again then."""
         spoken = Spoken()
+        count = self.compiled is None and type(self.module) not in self.tried.stops
         try:
-            if changed_a_parameter:  # a second run would change it again
-                rehearsal = Rehearsal("it changes a frozen parameter")
-            else:
-                rehearsal = self._rehearse(frame, out)
+            rehearsal = frame.rehearse(out, count_operators=count)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            return out  # recomputed without a verdict; the next run is tried again
+            return None
         self.speaks_to = spoken.to()
-        if rehearsal.problem is None:
-            # Stopping takes an exception, tens of microseconds: only where it spares something.
-            if rehearsal.operators_after_last is not None:
-                self.tried.stops[type(self.module)] = rehearsal.operators_after_last != 0
-            self._trust(buffers, traces)
-            if make is not None:
-                self.tried.makes.add(make)
-        else:
-            self.trusted = False
-            warn(
-                f"block {self.name!r} cannot be recomputed: {rehearsal.problem}. It is "
-                "kept from now on; "
-                f"exclude={self.name!r} says so in advance"
-            )
-        return out
+        return rehearsal
+
+    def _believe_trial(self, rehearsal: Rehearsal, make: Hashable | None) -> None:
+        """What went well holds for others of the kind."""
+        # Stopping takes an exception, tens of microseconds: only where it spares something.
+        if rehearsal.operators_after_last is not None:
+            self.tried.stops[type(self.module)] = rehearsal.operators_after_last != 0
+        if make is not None:
+            self.tried.makes.add(make)
+
+    def _distrust(self, problem: str) -> None:
+        self.trusted = False
+        warn(
+            f"block {self.name!r} cannot be recomputed: {problem}. It is kept from now on; "
+            f"exclude={self.name!r} says so in advance"
+        )
 
     def _trust(self, buffers: Snapshot, traces: Traces) -> None:
         self._settle(list({*buffers.changed(), *norm_places(self.module)}), traces)
@@ -300,10 +310,6 @@ class BlockSeat(Seat):
             return None
         make = make_of(self.module)
         return None if make is None else (make, tuple(frame.shapes), tuple(frame.dtypes))
-
-    def _rehearse(self, frame: Frame, out: Any) -> Rehearsal:
-        count = self.compiled is None and type(self.module) not in self.tried.stops
-        return frame.rehearse(out, count_operators=count)
 
     def _frame(self, function: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Frame:
         return Frame(
