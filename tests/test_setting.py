@@ -140,11 +140,10 @@ def test_a_hard_limit_leaves_room_for_what_the_allocator_runs_over_it(
     assert spare_bytes(budget, meter) == spare
 
 
-def shared(setting: Setting, *, fragments: bool = False) -> None:
+def shared(setting: Setting) -> None:
     """Give it a meter that others read as well, as a GPU's is."""
     setting.meter.close()
     setting.meter = Scripted(reading())
-    setting.meter.fragments = fragments
 
 
 def test_memory_is_read_after_every_step_near_the_limit(setting: Setting) -> None:

@@ -187,7 +187,7 @@ class Engine:
         self._announced_size = None
         self._stale.step_starts()
         regime = self._setting.lookout.regime()
-        if regime is not self._scheduler.regime and regime != self._scheduler.regime:
+        if regime != self._scheduler.regime:
             self._enter(self._setting, regime)
         reading = self._setting.meter.read()
         self._setting.step_begins(reading)

@@ -41,25 +41,26 @@ class Lookout:
         self._sample = _sample_of(list(model.parameters()))
         self._configs = _configs_of(model)
         self._device = device.type
-        self._last: tuple[list[Any], Regime] | None = None
+        self._last: tuple[Any, Regime] | None = None
+        """What the last one was told by, and it."""
 
     def regime(self) -> Regime:
         """The present one; the same object for as long as it stays."""
         autocast = None
         if torch.is_autocast_enabled(self._device):
             autocast = torch.get_autocast_dtype(self._device)
-        signs = [autocast, *[config._attn_implementation for config in self._configs]]
-        signs += map(_is_trained, self._sample)
+        attention = [config._attn_implementation for config in self._configs]
+        signs = autocast, attention, list(map(_is_trained, self._sample))
         if self._last is None or self._last[0] != signs:
-            self._last = signs, self._regime(autocast)
+            self._last = signs, _regime_of(*signs)
         return self._last[1]
 
-    def _regime(self, autocast: torch.dtype | None) -> Regime:
-        attention = [str(config._attn_implementation or "") for config in self._configs]
-        if len(set(attention)) == 1:
-            attention = attention[:1]
-        trained = tuple(map(_is_trained, self._sample))
-        return Regime(str(autocast or ""), " and ".join(attention), trained)
+
+def _regime_of(autocast: torch.dtype | None, attention: list[Any], trained: list[bool]) -> Regime:
+    names = [str(name or "") for name in attention]
+    if len(set(names)) == 1:
+        names = names[:1]
+    return Regime(str(autocast or ""), " and ".join(names), tuple(trained))
 
 
 def _sample_of(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
