@@ -164,8 +164,7 @@ class Engine:
         """The root's forward is done."""
         if self._step is not None and self._setting is not None:
             self._step.model_returns(out)
-            device = self._setting.device
-            self._stale.outputs_are([t for t in tensors_in(out) if t.device == device])
+            self._stale.outputs_are(tensors_in(out))
 
     def forward_failed(self) -> None:
         """An exception left the root's forward: no backward will come."""
@@ -185,7 +184,7 @@ class Engine:
             self._several = several()
         size = self._latest_size = self._announced_size or self._size_of(args, kwargs)
         self._announced_size = None
-        self._stale.step_starts()
+        self._stale.step_starts(self._setting.device)
         regime = self._setting.lookout.regime()
         if regime != self._scheduler.regime:
             self._enter(self._setting, regime)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,8 +22,7 @@ FINEST = 512
 """Dimensions up to here are not rounded."""
 
 
-@dataclass(frozen=True, slots=True)
-class InputSize:
+class InputSize(NamedTuple):
     """The shapes of all tensors in a forward's arguments.
 
     `layout` names each tensor and its number of dimensions; sizes of one layout can be compared.
@@ -35,7 +33,7 @@ class InputSize:
     layout: Layout
     dims: tuple[int, ...]
 
-    def __le__(self, other: InputSize) -> bool:
+    def __le__(self, other: InputSize) -> bool:  # type: ignore[override]
         """Whether no dimension is larger than the other's: then it needs no more memory."""
         return self.layout == other.layout and all(map(operator.le, self.dims, other.dims))
 

@@ -108,7 +108,7 @@ class Setting:
         Not what FSDP2 puts in their place for the length of a step: that is of another kind.
         """
         self._forwards += 1
-        if self._forwards % 16:
+        if self._forwards % 64:
             return
         former, now = self._all_parameters, self._parameters.now()
         same_kind = {type(parameter) for parameter in now} == {type(p) for p in former}
@@ -171,8 +171,9 @@ class Setting:
         )
         self._unread = None
         self._peak_held = max(self._peak_held, reading.peak_held)
-        # One that a guard has rescued within the step is for `note_failures` to see.
-        self._last = reading._replace(failures=self._last.failures)
+        if reading.failures != self._last.failures:  # rescued by a guard: for `note_failures`
+            reading = reading._replace(failures=self._last.failures)
+        self._last = reading
 
 
 def spare_bytes(budget_bytes: int, meter: Meter) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 
@@ -19,18 +18,23 @@ class Stale:
     """
 
     def __init__(self) -> None:
-        self._outputs: list[tuple[Any, int]] = []
-        self._alive: list[tuple[Any, int]] = []
+        self._outputs: list[weakref.ref[torch.Tensor]] = []
+        self._alive: list[tuple[weakref.ref[torch.Tensor], int]] = []
         self._die = True
 
-    def outputs_are(self, tensors: Sequence[torch.Tensor]) -> None:
+    def outputs_are(self, tensors: Iterable[torch.Tensor]) -> None:
         """The model has returned these."""
-        storages = {s._cdata: (t, s.nbytes()) for t in tensors if (s := storage_of(t)) is not None}
-        self._outputs = [(weakref.ref(t), size) for t, size in storages.values()]
+        self._outputs = [weakref.ref(tensor) for tensor in tensors]
 
-    def step_starts(self) -> None:
-        """A forward starts: whatever of them is alive now is stale."""
-        self._alive = [(ref, size) for ref, size in self._outputs if ref() is not None]
+    def step_starts(self, device: torch.device) -> None:
+        """A forward starts: whatever of them is alive now, on this device, is stale."""
+        alive = [tensor for ref in self._outputs if (tensor := ref()) is not None]
+        storages = {
+            storage._cdata: (weakref.ref(tensor), storage.nbytes())
+            for tensor in alive
+            if tensor.device == device and (storage := storage_of(tensor)) is not None
+        }
+        self._alive = list(storages.values())
 
     def died(self) -> int:
         """The bytes of stale outputs that are gone by now."""
