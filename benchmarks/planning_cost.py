@@ -60,12 +60,11 @@ def session_costs(device: str) -> dict[str, Any]:
     in_use = setting.budget_bytes - setting.reserve.bytes - (low + high) // 2
     scheduler, tight = handle._scheduler, reading._replace(in_use=in_use)
 
-    def decided_anew(*, carrying: bool) -> None:
+    def decided_anew() -> None:
         """As if nothing had been planned or predicted since the last observation."""
         scheduler.cache.clear()
         for estimator in scheduler.knowledge._estimators.values():
             estimator._told.clear()
-        scheduler._shares = carrying
         decision = scheduler.decide(setting, size, tight, 0)
         assert decision is not None
         assert decision.new
@@ -75,8 +74,7 @@ def session_costs(device: str) -> dict[str, Any]:
         "reading_us": microseconds(setting.meter.read),
         "size_us": microseconds(lambda: handle._size_of((), batch_111)),
         "cached_plan_us": microseconds(lambda: handle._planned(setting, size, reading)),
-        "new_plan_us": microseconds(lambda: decided_anew(carrying=False), calls=50),
-        "carried_plan_us": microseconds(lambda: decided_anew(carrying=True), calls=50),
+        "new_plan_us": microseconds(decided_anew, calls=50),
     }
     handle.detach()
     return costs

@@ -105,11 +105,6 @@ def planning_cost(result: dict[str, Any]) -> Iterator[str]:
         ["reading memory in use", span(session["reading_us"])],
         ["a plan from the cache, 12 blocks", span(session["cached_plan_us"])],
         ["a new plan, estimate included, 12 blocks", span(session["new_plan_us"])],
-        *(
-            [["the same, with how far it carries", span(session["carried_plan_us"])]]
-            if "carried_plan_us" in session
-            else []
-        ),
         ["an exact plan for 96 different blocks", span(different["exact_plan_us"], digits=0)],
         ["the slowest of these", f"{different['slowest_us']:.0f}"],
     ]

@@ -133,7 +133,7 @@ def shelved(*plans: tuple[int, int, int, tuple[bool, ...]]) -> PlanCache:
     cache = PlanCache()
     for length, available, peak_bytes, choices in plans:
         entry = Shelved(of_length(length), available, ready(*choices, peak_bytes=peak_bytes))
-        cache.shelve("kind", [entry])
+        cache.shelve("kind", entry)
     return cache
 
 
@@ -217,24 +217,12 @@ def test_smaller_sizes_share_a_plan_that_keeps_everything() -> None:
     assert shared(cache, 201, 1000) is None
 
 
-def test_what_lies_between_plans_that_are_put_together_no_longer_counts() -> None:
-    cache = shelved((120, 50, 49, (True, True)), (250, 50, 49, (True, True)))
-    low, high = (
-        Shelved(of_length(length), 60, ready(*ONE_OF_TWO, peak_bytes=40)) for length in (100, 200)
-    )
-    cache.shelve("kind", [low, high])
-    plan = shared(cache, 110, 60)
-    assert plan is not None
-    assert plan.recompute == ONE_OF_TWO
-    assert shared(cache, 225, 40) is None
-
-
 def test_costs_of_a_size_that_is_high_in_one_dimension_alone_are_not_taken_for_exact() -> None:
     cache = PlanCache()
     for rows, length in ((8, 100), (9, 101)):
         size = InputSize((("ids", 2),), (rows, length))
         entry = Shelved(size, 10**6, ready(*ONE_OF_TWO, peak_bytes=rows * length * 10))
-        cache.shelve("kind", [entry])
+        cache.shelve("kind", entry)
     cached = cache.between("kind", InputSize((("ids", 2),), (8, 101)), 10**6)
     assert cached is not None
     assert not cached.exact
@@ -263,7 +251,7 @@ def test_doubtful_plans_are_forgotten_and_the_others_stay() -> None:
         plan = Plan.of(profile, (False,), 100)
         cached = CachedPlan.of(plan, ((0, 0),), profile, doubtful=doubtful)
         cache.put((profile.size, 100), cached)
-        cache.shelve("kind", [Shelved(profile.size, 100, cached)])
+        cache.shelve("kind", Shelved(profile.size, 100, cached))
     assert cache.between("kind", _profile(25).size, 100) is not None
     cache.forget_doubtful()
     assert len(cache) == 2

@@ -338,13 +338,13 @@ def test_changes_again_and_again_are_all_noticed() -> None:
 
 
 def test_parameters_that_take_others_places_are_looked_at_and_the_old_ones_let_go() -> None:
-    model, batches = Stack(), texts([40] * 20)
+    model, batches = Stack(), texts([40] * 3)
     with mimose.auto_checkpoint(model, "1GiB") as handle:
-        train(model, batches[:3])
+        train(model, batches)
         old = [weakref.ref(parameter) for parameter in model.parameters()]
         state = {name: value.clone() for name, value in model.state_dict().items()}
         model.load_state_dict(state, assign=True)
-        train(model, batches)
+        train(model, batches[:1])
         model.zero_grad()
         gc.collect()
         assert not any(ref() is not None for ref in old)
@@ -354,6 +354,23 @@ def test_parameters_that_take_others_places_are_looked_at_and_the_old_ones_let_g
         next(model.children()).requires_grad_(False)
         train(model, batches[:1])
         assert handle.stats().observed_steps == before + 1
+
+
+def test_a_parameter_that_takes_another_s_place_is_seen_after_a_while() -> None:
+    model, batches = Stack(), texts([40] * 3)
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        train(model, batches)
+        last = [module for module in model.modules() if module._parameters][-1]
+        name, parameter = list(last.named_parameters())[-1]
+        old = weakref.ref(parameter)
+        setattr(last, name, torch.nn.Parameter(parameter.detach().clone()))
+        del parameter
+        train(model, texts([40] * 64))
+        model.zero_grad()
+        gc.collect()
+        assert old() is None
+        assert handle._setting is not None
+        assert all(handle._setting.gradients.missing())
 
 
 def test_regime_is_the_same_object_until_something_changes() -> None:

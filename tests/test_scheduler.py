@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, cast
 
 import pytest
@@ -106,14 +107,16 @@ def test_a_shared_plan_is_guarded_by_what_is_available_now(bare: Bare, recompute
     assert decision.cached.guarded
 
 
-def test_sizes_up_to_the_last_that_a_plan_fits_need_no_planning(bare: Bare) -> None:
+def test_sizes_between_two_that_agree_need_no_planning(bare: Bare) -> None:
     scheduler = knowing()
     available = bare.available(0)
-    for length in range(160, 301):
+    lengths = list(range(160, 301))
+    random.Random(0).shuffle(lengths)
+    for length in lengths:
         decision = cast(Any, scheduler.decide(bare, size_of(length), reading(0), 0))
         profile = scheduler.knowledge.predict(size_of(length))
         assert profile is not None
         best = Optimal().plan(profile, available)
         assert decision.cached.plan.recompute == best.recompute
         assert decision.cached.plan.peak_bytes == pytest.approx(best.peak_bytes, rel=0.005)
-    assert scheduler.cache.misses <= RUNS + 1
+    assert scheduler.cache.misses < len(lengths) // 3

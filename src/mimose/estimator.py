@@ -18,7 +18,6 @@ import numpy as np
 from mimose.fit import REACH, Fit, row_of
 from mimose.inputs import FINEST, InputSize
 from mimose.observations import Pattern, StepObservation
-from mimose.reach import Line
 from mimose.timeline import Profile, peak
 from mimose.times import Times, with_shared_times
 
@@ -170,15 +169,6 @@ class Estimator:
         if max(size.dims, default=0) < FINEST or self._fit is None or not self.ready:
             return size
         return size.rounded_up(self._fit.shape.varying)
-
-    def line(self, size: InputSize) -> Line | None:
-        """The sizes that differ from this one in the one dimension that varies; if it is one."""
-        fit = self._fit
-        if fit is None or not fit.fair or self.noisy or len(fit.shape.symbols) != 1:
-            return None
-        if not fit.shape.describes(size) or not fit.covers(size):
-            return None
-        return Line(fit.shape, size, fit.shape.point(size)[0], fit.highest)
 
     def _contradicts(self, observation: StepObservation) -> bool:
         """Whether a step was so far from what it should have been that nothing older counts."""

@@ -73,11 +73,6 @@ class Fit:
         self._ladder = _Ladder.of(columns[0], self.values, self.kinked) if one else None
 
     @property
-    def highest(self) -> int:
-        """The largest size seen, where sizes differ in one dimension."""
-        return self._high[0]
-
-    @property
     def fair(self) -> bool:
         return self.error <= _FAIR_ERROR
 

@@ -11,7 +11,6 @@ from mimose.estimator import Estimator
 from mimose.inputs import InputSize, Layout
 from mimose.kin import Kin
 from mimose.observations import Pattern, StepObservation
-from mimose.reach import Line
 from mimose.timeline import Profile
 
 _ENOUGH = 12
@@ -150,11 +149,6 @@ class Knowledge:
         """Whether it is so much larger that its prediction has to be generous."""
         estimator = self._estimator_for(size)
         return estimator is not None and estimator.far_beyond(size)
-
-    def line(self, size: InputSize) -> Line | None:
-        """The sizes that differ from this one in the one dimension that varies, where they do."""
-        estimator = self._estimator_for(size)
-        return None if estimator is None else estimator.line(size)
 
     def bound(self, size: InputSize) -> Profile | None:
         """A profile that is no lower than that of `size`, if a larger one was seen."""

@@ -25,6 +25,10 @@ class Parameters:
         parts = [] if model is None else model.modules()
         self._places = [part._parameters for part in parts if part._parameters]
 
+    def first(self) -> nn.Parameter | None:
+        """The first of them: whoever puts others in their place does so with all, as a rule."""
+        return next((p for place in self._places for p in place.values() if p is not None), None)
+
     def now(self) -> list[nn.Parameter]:
         """Each of them once."""
         found = (p for place in self._places for p in place.values() if p is not None)

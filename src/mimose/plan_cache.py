@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -110,18 +110,15 @@ class Shelf:
         self._volumes: list[int] = []
         self._plans: list[Shelved] = []
 
-    def put(self, *plans: Shelved) -> None:
-        """Plans from a smaller to a larger size; what lies between them no longer counts."""
-        if len(self._plans) + len(plans) > _MOST_ON_SHELF:
+    def put(self, plan: Shelved) -> None:
+        """One more plan; another one for the same size no longer counts."""
+        if len(self._plans) >= _MOST_ON_SHELF:
             self._volumes, self._plans = [], []
-        volumes = [sum(plan.size.dims) for plan in plans]
-        first = end = bisect_left(self._volumes, volumes[0])
-        if len(plans) > 1:
-            end = bisect_right(self._volumes, volumes[-1])
-        elif first < len(self._plans) and self._plans[first].size == plans[0].size:
-            end += 1
-        self._volumes[first:end] = volumes
-        self._plans[first:end] = plans
+        volume = sum(plan.size.dims)
+        at = bisect_left(self._volumes, volume)
+        known = at < len(self._plans) and self._plans[at].size == plan.size
+        self._volumes[at : at + known] = [volume]
+        self._plans[at : at + known] = [plan]
 
     def between(self, size: InputSize, available_bytes: int) -> CachedPlan | None:
         """The plan of the next larger size, if the next smaller one has the same choices.
@@ -184,11 +181,11 @@ class PlanCache:
         if len(self._plans) > self._capacity:
             self._plans.popitem(last=False)
 
-    def shelve(self, kind: Hashable, plans: Sequence[Shelved]) -> None:
-        """Let sizes between these, or between one and others, share plans."""
+    def shelve(self, kind: Hashable, plan: Shelved) -> None:
+        """Let sizes between this one and others share plans."""
         if kind not in self._shelves and len(self._shelves) >= _MOST_SHELVES:
             self._shelves.clear()
-        self._shelves.setdefault(kind, Shelf()).put(*plans)
+        self._shelves.setdefault(kind, Shelf()).put(plan)
 
     def forget_doubtful(self) -> None:
         """Forget plans that more knowledge may make better."""

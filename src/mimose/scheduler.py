@@ -21,7 +21,6 @@ from mimose.observations import Pattern, StepObservation
 from mimose.plan import Plan
 from mimose.plan_cache import CachedPlan, PlanCache
 from mimose.planners import Optimal, Planner, RecomputeAll
-from mimose.reach import Stop, stops
 from mimose.regime import Regime
 from mimose.setting import Setting
 from mimose.steps import PlannedStep
@@ -122,7 +121,7 @@ class Scheduler:
         plan = Plan.of(profile, cached.plan.recompute, terms.available_bytes) if profile else None
         if plan is not None and plan.fits:  # for others to go by
             cached = terms.ready(plan, profile, doubtful=cached.doubtful)
-            self.cache.shelve(terms.kind, [terms.shelved(cached)])
+            self.cache.shelve(terms.kind, terms.shelved(cached))
         else:  # what is guarded depends on what is available now
             ready = terms.ready(cached.plan, cached.profile, doubtful=cached.doubtful)
             cached = replace(cached, guarded=ready.guarded)
@@ -138,12 +137,7 @@ class Scheduler:
         cached = terms.ready(plan, profile, doubtful=self.knowledge.doubtful(real))
         self.cache.put(terms.key, cached)
         if self._shares:
-            shelved = [terms.shelved(cached)]
-            start = Stop(profile, terms.available_bytes, plan)
-            for profile, available, plan in self._carried(start, terms.in_step):
-                there = terms._replace(size=profile.size, available_bytes=available)
-                shelved.append(there.shelved(there.ready(plan, profile)))
-            self.cache.shelve(terms.kind, shelved)
+            self.cache.shelve(terms.kind, terms.shelved(cached))
         return cached
 
     def _available(self, setting: Setting, reading: Reading, stale_bytes: int) -> tuple[int, int]:
@@ -221,13 +215,6 @@ class Scheduler:
         if cheap and any(plan.recompute) and self.knowledge.far_beyond(size):
             return None
         return self._as_strict_as_must_be(plan, profile, available), profile
-
-    def _carried(self, start: Stop, in_step: InStep) -> list[Stop]:
-        """How far a plan carries, so that sizes in between are not planned for."""
-        line = self.knowledge.line(start.profile.size)
-        if line is None or not start.plan.fits or self.strictness != AS_PLANNED:
-            return []
-        return stops(line, start, lambda size: self.predict(size, in_step), self.planner)
 
     def predict(self, size: InputSize, in_step: InStep) -> Profile | None:
         """What a size costs in a step in which this happens; None where too little is known."""

@@ -103,14 +103,16 @@ class Setting:
         self.meter.release_cached()
 
     def look_for_replaced(self, model: nn.Module) -> None:
-        """Now and then: let go of parameters that others have taken the place of, and see these.
+        """Let go of parameters that others have taken the place of, and see these.
 
-        Not what FSDP2 puts in their place for the length of a step: that is of another kind.
+        The first tells of all, as a rule; all are looked at now and then. Not what FSDP2 puts in
+        their place for the length of a step: that is of another kind.
         """
         self._forwards += 1
-        if self._forwards % 64:
+        former = self._all_parameters
+        if self._forwards % 64 and self._parameters.first() is former[0]:
             return
-        former, now = self._all_parameters, self._parameters.now()
+        now = self._parameters.now()
         same_kind = {type(parameter) for parameter in now} == {type(p) for p in former}
         if same_kind and [id(p) for p in now] != [id(p) for p in former]:
             self._all_parameters = now

@@ -71,13 +71,6 @@ class Shape:
         """The varying dimensions of a size that has this shape."""
         return [size.dims[group[0].position] for group in self.symbols]
 
-    def at(self, size: InputSize, x: int) -> InputSize:
-        """A size like this one, but with `x` for the only symbol."""
-        dims = list(size.dims)
-        for member in self.symbols[0]:
-            dims[member.position] = round(member.slope * x + member.offset)
-        return InputSize(size.layout, tuple(dims))
-
     def covering_point(self, size: InputSize) -> list[float] | None:
         """The varying dimensions of a size that is at least `size` and has this shape."""
         if size.layout != self.layout:

@@ -59,7 +59,7 @@ class Overhead:
     """Collector and fits once, a decision a step, and as many more decisions about new sizes as
     1,000 batches of the task have more sizes than this run's."""
     plan_milliseconds: float | None
-    """Estimates and plans for one new plan, with finding out how far it carries."""
+    """Estimates and plans for one new plan."""
     same_plan_milliseconds: float | None
     """By how much a step took longer in which the oracle recomputed as many blocks; the mean."""
 
