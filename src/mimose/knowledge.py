@@ -145,11 +145,6 @@ class Knowledge:
         estimator = self._estimator_for(size)
         return estimator is not None and not estimator.covers(size)
 
-    def far_beyond(self, size: InputSize) -> bool:
-        """Whether it is so much larger that its prediction has to be generous."""
-        estimator = self._estimator_for(size)
-        return estimator is not None and estimator.far_beyond(size)
-
     def bound(self, size: InputSize) -> Profile | None:
         """A profile that is no lower than that of `size`, if a larger one was seen."""
         estimator = self._estimator_for(size)

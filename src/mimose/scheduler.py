@@ -206,13 +206,8 @@ class Scheduler:
         # A bound costs more recomputing than needed: better to observe, unless nothing is at stake.
         if not exact and self.knowledge.curious and any(plan.recompute):
             return None
-        # Beyond what was seen predictions are generous: what does not fit by them may fit, and
-        # what is recomputed may not have to be. Where most blocks are kept to observe it, look.
-        size = real or size
-        if not plan.fits and self.knowledge.beyond(size):
-            return None
-        cheap = self._samples and self.strictness == AS_PLANNED and self.knowledge.kin_for(size)
-        if cheap and any(plan.recompute) and self.knowledge.far_beyond(size):
+        # Beyond what was seen predictions are generous: what does not fit by them may fit.
+        if not plan.fits and self.knowledge.beyond(real or size):
             return None
         return self._as_strict_as_must_be(plan, profile, available), profile
 
