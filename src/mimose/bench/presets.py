@@ -25,7 +25,7 @@ class Preset:
     rounds: int
 
 
-QUICK = Preset(tasks=("QA-Bert", "SFT-Llama"), contestants=_USUAL, tight=(50,), steps=40, rounds=2)
+QUICK = Preset(tasks=("QA-Bert", "SFT-Llama"), contestants=_USUAL, tight=(50,), steps=40, rounds=1)
 USUAL = Preset(
     tasks=(*PAPER_TASKS, "SFT-Llama", "T5-base"),
     contestants=(*_USUAL, "hf", "hf-every-n"),

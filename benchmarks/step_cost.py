@@ -1,0 +1,144 @@
+"""What a planned step costs besides its plan, where every block is kept: on the host, by turns.
+
+    python benchmarks/step_cost.py --out results.json
+
+Four models of one kind take turns step by step: plain; with seats on its blocks that always keep (a
+plan played back); with mimose, far from the limit; and with mimose as near the limit, where kept
+blocks are guarded and memory is read at the end. Reported is what each adds to plain training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import mimose
+from common import bert_base, circumstances, save, spread
+from mimose.attach import Attachment
+from mimose.bench.playback import Playback
+from mimose.blocks import find_blocks
+from mimose.budget import Reserve
+from mimose.memory import use_expandable_segments
+
+LENGTHS = (144, 146, 148, 150)
+SMALL = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
+
+
+class _Plain:
+    def __init__(self, device: str) -> None:
+        torch.manual_seed(0)
+        self.model: nn.Module = bert_base(**({} if device == "cuda" else SMALL)).to(device).train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
+
+    def step(self, batch: dict[str, torch.Tensor]) -> None:
+        self.model(**batch).loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class _Seats(_Plain):
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        blocks = find_blocks(self.model)
+        self.playback, self.plan = Playback(), {(k, 0): False for k in range(len(blocks))}
+        self.attachment = Attachment(self.model, blocks, self.playback)
+
+    def step(self, batch: dict[str, torch.Tensor]) -> None:
+        self.playback.begin(self.plan)
+        super().step(batch)
+
+
+class _Mimose(_Plain):
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.handle = mimose.auto_checkpoint(self.model, "100%", planner="keep_all")
+
+
+class _NearTheLimit(_Mimose):
+    """Once plans are made, the budget becomes what the longest batch needs, and the reserve."""
+
+    def step(self, batch: dict[str, torch.Tensor]) -> None:
+        super().step(batch)
+        setting, stats = self.handle._setting, self.handle._stats
+        predicted = stats.last_predicted_peak_bytes
+        if setting is not None and predicted is not None and batch["input_ids"].shape[1] == 150:
+            budget = int(predicted / 0.96)
+            if budget < setting.budget_bytes // 2:
+                setting.budget_bytes, setting.reserve = budget, Reserve(budget)
+
+
+WAYS: dict[str, type[_Plain]] = {
+    "plain": _Plain,
+    "seats that keep": _Seats,
+    "mimose": _Mimose,
+    "mimose near the limit": _NearTheLimit,
+}
+
+
+def measure(device: str, rounds: int) -> dict[str, Any]:
+    ways = {name: way(device) for name, way in WAYS.items()}
+    shape = {"device": device}
+    batches = {
+        n: {
+            "input_ids": torch.randint(5, 1000, (12, n), **shape),  # type: ignore[call-overload]
+            "labels": torch.zeros(12, dtype=torch.long, **shape),  # type: ignore[call-overload]
+        }
+        for n in LENGTHS
+    }
+    for way in ways.values():
+        for n in (150, *LENGTHS, *LENGTHS, *LENGTHS):  # observed, then planned
+            way.step(batches[n])
+    gc.collect()
+    gc.freeze()
+    draw = random.Random(0)
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        batch = batches[draw.choice(LENGTHS)]
+        for name in draw.sample(list(ways), len(ways)):
+            _wait(device)
+            began = time.perf_counter()
+            ways[name].step(batch)
+            _wait(device)
+            seconds[name].append(time.perf_counter() - began)
+    plain = seconds["plain"]
+    added = {
+        name: [a - b for a, b in zip(times, plain, strict=True)]
+        for name, times in seconds.items()
+        if name != "plain"
+    }
+    return {
+        "plain_seconds": spread(plain),
+        "added_seconds": {name: spread(times) for name, times in added.items()},
+        "added_mean_seconds": {name: sum(times) / len(times) for name, times in added.items()},
+    }
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--commit")
+    options = parser.parse_args()
+    use_expandable_segments()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    results = {"benchmark": "step_cost", **circumstances(options.commit), "rounds": options.rounds}
+    results |= measure(device, options.rounds)
+    save(results, options.out)
+    for name, added in results["added_seconds"].items():
+        print(f"{name}: {1e6 * added['median']:.0f} µs more than plain")
+
+
+if __name__ == "__main__":
+    main()
