@@ -337,6 +337,38 @@ def test_changes_again_and_again_are_all_noticed() -> None:
     assert run.finish().peak_bytes <= budget
 
 
+def test_running_out_of_memory_in_a_plain_loop_is_learned_from() -> None:
+    model, batches = Stack(), texts([40, 60, 70, 80, 100, 99, 98, 97, 90, 95])
+    budget = int(1.1 * peak_of_plain(Stack(), batches))
+    failures = 0
+    with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
+        train(model, batches)
+        before = handle.stats().observed_steps
+        twice(model)
+        for batch in batches[4:] * 3:
+            try:
+                models.loss_of(model, batch).backward()
+            except torch.OutOfMemoryError:
+                failures += 1
+            model.zero_grad()
+        assert failures == 1
+        assert handle.stats().observed_steps > before
+
+
+def test_parts_that_are_added_are_seen_after_a_while() -> None:
+    model, batches = Stack(), texts([40] * 3)
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        train(model, batches)
+        old = weakref.ref(model.embedding.weight)
+        model.embedding = nn.Embedding(70, 32)
+        train(model, texts([40] * 64))
+        model.zero_grad()
+        gc.collect()
+        assert old() is None
+        assert handle._setting is not None
+        assert handle._setting.gradient_bytes == sum(p.nbytes for p in model.parameters())
+
+
 def test_parameters_that_take_others_places_are_looked_at_and_the_old_ones_let_go() -> None:
     model, batches = Stack(), texts([40] * 3)
     with mimose.auto_checkpoint(model, "1GiB") as handle:

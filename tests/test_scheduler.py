@@ -16,6 +16,7 @@ from mimose.plan import Plan
 from mimose.planners import Optimal
 from mimose.scheduler import Scheduler
 from mimose.setting import Setting
+from mimose.steps import PlannedStep
 
 RUNS = 6
 BUDGET = 14_600_000
@@ -120,3 +121,37 @@ def test_sizes_between_two_that_agree_need_no_planning(bare: Bare) -> None:
         assert decision.cached.plan.recompute == best.recompute
         assert decision.cached.plan.peak_bytes == pytest.approx(best.peak_bytes, rel=0.005)
     assert scheduler.cache.misses < len(lengths) // 3
+
+
+def test_sizes_that_were_seen_are_not_in_doubt_for_a_larger_one_s_sake(bare: Bare) -> None:
+    scheduler = knowing()
+    bare.budget_bytes *= 10
+    beyond = scheduler.decide(bare, size_of(305), reading(0), 0)
+    inside = scheduler.decide(bare, size_of(299), reading(0), 0)
+    assert beyond is not None
+    assert beyond.cached.doubtful
+    assert inside is not None
+    assert not inside.new
+    assert not inside.cached.doubtful
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_larger_sizes_are_observed_once_one_took_more_than_predicted(
+    bare: Bare, broken: bool
+) -> None:
+    scheduler = knowing()
+    bare.budget_bytes *= 10
+    decision = scheduler.decide(bare, size_of(305), reading(0), 0)
+    assert decision is not None
+    cached = decision.cached
+    step = PlannedStep(size_of(305), cached.plan, cached.again, reading(0), lambda _: None)
+    step.doubtful = True
+    if broken:
+        ran_out = reading(0)._replace(failures=1)
+        assert scheduler.decide(bare, size_of(305), ran_out, 0, step) is None
+    else:
+        scheduler.step_over(step, cached.plan.peak_bytes + 1, bare.budget_bytes)
+    assert scheduler.decide(bare, size_of(305), reading(0), 0) is None
+    assert scheduler.decide(bare, size_of(299), reading(0), 0) is not None
+    scheduler.learn(seen(305))
+    assert scheduler.decide(bare, size_of(308), reading(0), 0) is not None

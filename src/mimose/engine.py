@@ -236,7 +236,9 @@ class Engine:
 
     def _planned(self, setting: Setting, size: InputSize, reading: Reading) -> PlannedStep | None:
         """The step under the plan for this size, if enough is known of it."""
-        decision = self._scheduler.decide(setting, size, reading, self._stale.expected())
+        last = self._last_step
+        broken = last if isinstance(last, PlannedStep) and not last.over else None
+        decision = self._scheduler.decide(setting, size, reading, self._stale.expected(), broken)
         if self._several:
             decision = self._agreed(decision)
         if decision is None:

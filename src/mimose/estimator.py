@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mimose.fit import Fit, row_of
+from mimose.fit import REACH, Fit, row_of
 from mimose.inputs import FINEST, InputSize
 from mimose.observations import Pattern, StepObservation
 from mimose.timeline import Profile, peak
@@ -151,6 +151,10 @@ class Estimator:
     def covers(self, size: InputSize) -> bool:
         """Whether a size lies between those seen."""
         return size in self._seen or (self._fit is not None and self._fit.covers(size))
+
+    def far_beyond(self, size: InputSize) -> bool:
+        """Whether a size is so much larger than all seen that its prediction has to be generous."""
+        return size not in self._seen and self._fit is not None and self._fit.beyond(size) > REACH
 
     def bound(self, size: InputSize) -> Profile | None:
         """A profile that is no lower than that of `size`: memory grows with size."""

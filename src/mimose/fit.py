@@ -40,10 +40,12 @@ _TO_DOUBT = 4
 """Observations it takes to doubt that the first dimension is the batch."""
 _EXACT_ERROR = 0.001
 """The error, as a share of the peak, up to which a quantity counts as an exact polynomial."""
-_REACH = 0.02
+REACH = 0.02
 """How far beyond the largest size seen predictions go, as a share of it."""
-_EXACT_REACH = (0.2, 0.1)
-"""The same for a fit without a visible error: where sizes differ in one dimension, or in more."""
+_EXACT_REACH = 0.1
+"""The same for a fit without a visible error."""
+_STEEPEST = 6
+"""The power of a size with which memory grows at most. Attention over square images: the fourth."""
 
 
 @dataclass(slots=True)
@@ -119,7 +121,8 @@ class Fit:
     def predict(self, size: InputSize) -> Profile | None:
         point = self.shape.covering_point(size)
         beyond = self.beyond(size)
-        if point is None or beyond > self._reach:
+        reach = REACH if self.error > _EXACT_ERROR else _EXACT_REACH
+        if point is None or beyond > reach:
             return None
         row: Floats = np.dot(self.shape.features(point), self.coefficients)
         if not self.fair:
@@ -129,29 +132,10 @@ class Fit:
             if self._kinks:
                 row = self._mind_kinks(point, row)
         if beyond > 0:
-            row = row * (1 + self._margin(beyond))
+            row = row * (1 + beyond * 0.5)
             if len(point) == 1:  # a fit of sizes that lie close together may shoot up
-                row = np.minimum(row, self.values.max(0) * (1 + beyond) ** 3)
+                row = np.minimum(row, self.values.max(0) * (1 + beyond) ** _STEEPEST)
         return self._profile(size, np.maximum(row, 0))
-
-    @property
-    def _reach(self) -> float:
-        """How far beyond the largest size seen it is believed: no further than it has seen."""
-        if self.error > _EXACT_ERROR:
-            return _REACH
-        if len(self._high) != 1:
-            return _EXACT_REACH[1]
-        seen = (self._high[0] - self._low[0]) / max(self._high[0], 1)
-        return max(_REACH, min(_EXACT_REACH[0], seen))
-
-    def _margin(self, beyond: float) -> float:
-        """What predictions leave for a mistake so far beyond the largest size seen.
-
-        An exact fit goes astray with the square of the distance: by up to 0.3 % of the peak at a
-        tenth, and 1.1 % at a fifth, among real models.
-        """
-        exact = self.error <= _EXACT_ERROR and len(self._high) == 1
-        return 0.001 + beyond * beyond / 2 if exact else beyond / 2
 
     def covers(self, size: InputSize) -> bool:
         return self.beyond(size) == 0

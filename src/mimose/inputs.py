@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,7 +23,8 @@ FINEST = 512
 """Dimensions up to here are not rounded."""
 
 
-class InputSize(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class InputSize:
     """The shapes of all tensors in a forward's arguments.
 
     `layout` names each tensor and its number of dimensions; sizes of one layout can be compared.
@@ -33,7 +35,7 @@ class InputSize(NamedTuple):
     layout: Layout
     dims: tuple[int, ...]
 
-    def __le__(self, other: InputSize) -> bool:  # type: ignore[override]
+    def __le__(self, other: InputSize) -> bool:
         """Whether no dimension is larger than the other's: then it needs no more memory."""
         return self.layout == other.layout and all(map(operator.le, self.dims, other.dims))
 

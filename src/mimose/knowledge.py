@@ -145,6 +145,11 @@ class Knowledge:
         estimator = self._estimator_for(size)
         return estimator is not None and not estimator.covers(size)
 
+    def far_beyond(self, size: InputSize) -> bool:
+        """Whether it is so much larger that its prediction has to be generous."""
+        estimator = self._estimator_for(size)
+        return estimator is not None and estimator.far_beyond(size)
+
     def bound(self, size: InputSize) -> Profile | None:
         """A profile that is no lower than that of `size`, if a larger one was seen."""
         estimator = self._estimator_for(size)
@@ -178,8 +183,7 @@ class Knowledge:
     def peaked(self, size: InputSize, predicted_rise: int, real_rise: int | None) -> None:
         """A step rose so far above its start; None if nobody could see.
 
-        Beyond the range seen a difference is one more reason to observe such sizes, which happens
-        anyway.
+        Beyond the range seen a difference says nothing of what is known; it is a reason to observe.
         """
         estimator = self._estimator_for(size)
         if real_rise is None:

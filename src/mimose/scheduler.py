@@ -63,6 +63,8 @@ class Scheduler:
         self._surprises = 0
         self._look_again = False
         self._look_at_all = False
+        self._doubts_beyond = False
+        """Whether sizes larger than those seen are observed, whatever is predicted of them."""
         self._unwatched = 0
         self._shares = getattr(planner, "shares", False)
         self._samples = isinstance(planner, Optimal)
@@ -81,17 +83,27 @@ class Scheduler:
         return self._regime
 
     def decide(
-        self, setting: Setting, size: InputSize, reading: Reading, stale_bytes: int
+        self,
+        setting: Setting,
+        size: InputSize,
+        reading: Reading,
+        stale_bytes: int,
+        broken: PlannedStep | None = None,
     ) -> Decision | None:
-        """The plan for a step of this size, if enough is known of it."""
+        """The plan for a step of this size, if enough is known of it.
+
+        `broken` is the last step, if it was planned and never came to its end.
+        """
         knowledge = self.knowledge
+        if setting.note_failures(reading):
+            knowledge.adaptation.ran_out()
+            if broken is not None:
+                self.failed(broken)
         shared, pattern = knowledge.sharing(size)
         if pattern is None or (self._look_again and self.strictness == AS_PLANNED):
             self._look_at_all |= self._look_again
             self._look_again = False
             return self._unknown()
-        if setting.note_failures(reading):
-            knowledge.adaptation.ran_out()
         available, least = self._available(setting, reading, stale_bytes)
         missing = setting.gradients.missing()
         stale = least + setting.gradients.leaving_bytes(missing)
@@ -119,12 +131,13 @@ class Scheduler:
             return None
         profile = self.predict(terms.size, terms.in_step) if own or not cached.exact else None
         plan = Plan.of(profile, cached.plan.recompute, terms.available_bytes) if profile else None
+        doubtful = cached.doubtful and self.knowledge.doubtful(terms.size)  # not for others' sake
         if plan is not None and plan.fits:  # for others to go by
-            cached = terms.ready(plan, profile, doubtful=cached.doubtful)
+            cached = terms.ready(plan, profile, doubtful=doubtful)
             self.cache.shelve(terms.kind, terms.shelved(cached))
         else:  # what is guarded depends on what is available now
-            ready = terms.ready(cached.plan, cached.profile, doubtful=cached.doubtful)
-            cached = replace(cached, guarded=ready.guarded)
+            ready = terms.ready(cached.plan, cached.profile)
+            cached = replace(cached, guarded=ready.guarded, doubtful=doubtful)
         self.cache.put(terms.key, cached, new=False)
         return cached
 
@@ -206,8 +219,13 @@ class Scheduler:
         # A bound costs more recomputing than needed: better to observe, unless nothing is at stake.
         if not exact and self.knowledge.curious and any(plan.recompute):
             return None
-        # Beyond what was seen predictions are generous: what does not fit by them may fit.
-        if not plan.fits and self.knowledge.beyond(real or size):
+        # Beyond what was seen predictions are generous: what does not fit by them may fit, and
+        # what is recomputed may not have to be. Where most blocks are kept to observe it, look.
+        size = real or size
+        if (self._doubts_beyond or not plan.fits) and self.knowledge.beyond(size):
+            return None
+        cheap = self._samples and self.strictness == AS_PLANNED and self.knowledge.kin_for(size)
+        if cheap and any(plan.recompute) and self.knowledge.far_beyond(size):
             return None
         return self._as_strict_as_must_be(plan, profile, available), profile
 
@@ -259,6 +277,8 @@ class Scheduler:
             return
         if not step.corrected and not step.rehearsed:
             above = real_rise is not None and real_rise > step.plan.peak_bytes
+            if above and step.doubtful:
+                self._doubt_beyond()
             rise = real_rise if step.exact or above else None  # another size's peak tells no more
             knowledge.peaked(step.size, step.plan.peak_bytes, rise)
         if not step.doubtful:
@@ -273,9 +293,18 @@ class Scheduler:
 
     def failed(self, step: PlannedStep) -> None:
         """A planned step has run out of memory: is what it was planned from still true?"""
-        if step.plan.kept and not step.doubtful:
+        if not step.plan.kept:
+            return
+        if step.doubtful:
+            self._doubt_beyond()
+        else:
             self.knowledge.adaptation.failed()
             self._observe_next()
+
+    def _doubt_beyond(self) -> None:
+        """A size beyond those seen took more than was predicted: observe the next such one."""
+        self._doubts_beyond = True
+        self.cache.forget_doubtful()
 
     def _observe_next(self) -> None:
         if not self._look_again and self._surprises < _MOST_SURPRISES:
@@ -291,6 +320,7 @@ class Scheduler:
         known void."""
         adaptation = self.knowledge.adaptation
         doubted, mark = adaptation.in_doubt, self.knowledge.mark
+        self._doubts_beyond = False
         void = self.knowledge.learn(observation, doubted=doubted, timed=timed)
         if self.knowledge.mark is mark:  # as expected; but what was beyond it no longer is
             self.cache.forget_doubtful()

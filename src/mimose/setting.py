@@ -105,12 +105,15 @@ class Setting:
     def look_for_replaced(self, model: nn.Module) -> None:
         """Let go of parameters that others have taken the place of, and see these.
 
-        The first tells of all, as a rule; all are looked at now and then. Not what FSDP2 puts in
-        their place for the length of a step: that is of another kind.
+        The first tells of all, as a rule; all are looked at now and then, and whether there are
+        others. Not what FSDP2 puts in their place for the length of a step: that is of another
+        kind.
         """
         self._forwards += 1
         former = self._all_parameters
-        if self._forwards % 64 and self._parameters.first() is former[0]:
+        if self._forwards % 64 == 0:
+            self._parameters.look_again()
+        elif self._parameters.first() is former[0]:
             return
         now = self._parameters.now()
         same_kind = {type(parameter) for parameter in now} == {type(p) for p in former}
