@@ -480,16 +480,24 @@ def test_peaks_out_of_range_teach_nothing(beyond: InputSize) -> None:
 
 def test_knowledge_is_curious_until_ready() -> None:
     knowledge = knowing(*(seen(8, length) for length in (64, 128, 200)))
-    assert knowledge.curious
+    assert knowledge.curious(size(8, 100))
     knowledge.learn(seen(8, 300))
-    assert not knowledge.curious
+    assert not knowledge.curious(size(8, 100))
 
 
 def test_knowledge_that_does_not_get_ready_is_not_curious_for_ever() -> None:
     knowledge = knowing(*[seen(8, 128)] * 11)
-    assert knowledge.curious
+    assert knowledge.curious(size(8, 100))
     knowledge.learn(seen(8, 128))
-    assert not knowledge.curious
+    assert not knowledge.curious(size(8, 100))
+
+
+def test_knowledge_is_curious_of_each_layout_by_itself() -> None:
+    knowledge = ready_knowledge()
+    other = InputSize((("ids", 2),), (8, 128))
+    assert knowledge.curious(other)
+    knowledge.learn(seen(8, 300, layout=other.layout))
+    assert knowledge.curious(other)
 
 
 @pytest.mark.parametrize("length", [20, 114, 300, 321])

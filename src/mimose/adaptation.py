@@ -65,8 +65,9 @@ class Adaptation:
 
     def ran_out(self) -> None:
         """Memory ran out: what made predictions lower than the estimator's is not to be trusted."""
-        self._recent.extend([0.0] if self.margin < 0 else [])
-        self._settle()
+        if self.margin < 0:
+            self._recent = deque((max(0.0, share) for share in self._recent), maxlen=_WINDOW)
+            self._settle()
 
     def _settle(self) -> None:
         if not self._recent:

@@ -53,6 +53,17 @@ class _Seen:
     ended: Any = None
     kept: bool = False
     """Whether others, that are recomputed, tell of it."""
+    awaited: bool = False
+    """Whether its backward was to come."""
+    entered: bool = False
+    """Whether it came."""
+    late: bool = False
+    """Whether it came in another backward, after the step's."""
+
+    @property
+    def unused(self) -> bool:
+        """Whether the loss did not depend on it."""
+        return self.awaited and not self.entered and self.before is None
 
 
 class Ride(Listener):
@@ -184,9 +195,16 @@ class Ride(Listener):
         run.spike = reading.peak - run.before
         self._latest, self._left = run, False
 
+    def awaits_backward(self, block: int) -> None:
+        self._runs[block].awaited = True
+
     def backward_begins(self, block: int) -> None:
         run = self._runs[block]
-        if not run.kept or self._over:
+        if self._over:
+            run.late = True
+            return
+        run.entered = True
+        if not run.kept:
             return
         self._note_born()
         run.born = self._born
@@ -211,6 +229,18 @@ class Ride(Listener):
         self._note_born()
         self._tail = reading.peak - self._base + self._stale_bytes - self._born
 
+    @property
+    def _used(self) -> list[_Seen]:
+        """The runs that the loss depended on: others show nothing of what they cost, so plans are
+        not to know them."""
+        return [run for run in self._runs if not run.unused]
+
+    @property
+    def _given_up(self) -> bool:
+        """Whether some pass had no backward at all: it was given up, and the step is no example."""
+        used = {run.key[1] for run in self._runs if not run.unused or run.late}
+        return used != {run.key[1] for run in self._runs}
+
     def unusable_beyond(self, highest_bytes: int) -> int:
         """What the allocator holds beyond the highest use of the run, if this step made it grow.
 
@@ -225,7 +255,7 @@ class Ride(Listener):
         """The step's runs and the gradients born before each, if any were."""
         if not self._born_in_step or not self._over:
             return None
-        return self.pattern, tuple(run.born for run in self._runs)
+        return self.pattern, tuple(run.born for run in self._used)
 
     @property
     def kept(self) -> int:
@@ -240,11 +270,13 @@ class Ride(Listener):
         """
         if self._head_backward is None or self._spoiled or (self._rehearsed and not rough):
             return None
+        if self._given_up:
+            return None
         timed = self.timed
         seen = StepObservation(
             size=size,
             pattern=self.pattern,
-            runs=tuple(self._finished(run, timed=timed) for run in self._runs),
+            runs=tuple(self._finished(run, timed=timed) for run in self._used),
             head_forward_bytes=self._head_forward,
             head_backward_bytes=self._head_backward,
             tail_bytes=self._tail or 0,
@@ -254,7 +286,7 @@ class Ride(Listener):
         if not self.kept:
             return seen
         assert self._sample is not None
-        kin, kept = self._sample.kin, [run.kept for run in self._runs]
+        kin, kept = self._sample.kin, [run.kept for run in self._used]
         if not self.straight or not kin.speaks_of(seen):
             return None
         whole = kin.complete(seen, kept)
@@ -269,7 +301,7 @@ class Ride(Listener):
     @property
     def pattern(self) -> Pattern:
         """The step's runs, in the order of their forwards."""
-        return tuple(run.key for run in self._runs)
+        return tuple(run.key for run in self._used)
 
     @property
     def timed(self) -> bool:

@@ -26,6 +26,9 @@ class Listener:
         of its inputs that it would not have saved: of the two, only a recompute needs them.
         """
 
+    def awaits_backward(self, block: int) -> None:
+        """The block has run, and its output depends on something that is trained."""
+
     def before_recompute(self, block: int) -> None:
         """The block's activations are about to be rebuilt."""
 
@@ -56,8 +59,11 @@ def watch_backward(listener: Listener, block: int, inputs: Any, out: Any) -> Non
     def end(*_: Any) -> None:
         listener.backward_ends(block)
 
-    for node in {t.grad_fn for t in tensors_in(out) if t.grad_fn is not None}:
+    nodes = {t.grad_fn for t in tensors_in(out) if t.grad_fn is not None}
+    for node in nodes:
         node.register_prehook(begin)
+    if nodes:
+        listener.awaits_backward(block)
     if source is not None:
         source.register_hook(end)  # runs before the hooks of the node that made it
 

@@ -237,7 +237,7 @@ class Engine:
     def _planned(self, setting: Setting, size: InputSize, reading: Reading) -> PlannedStep | None:
         """The step under the plan for this size, if enough is known of it."""
         last = self._last_step
-        broken = last if isinstance(last, PlannedStep) and not last.over else None
+        broken = last if last is not None and not last.over else None
         decision = self._scheduler.decide(setting, size, reading, self._stale.expected(), broken)
         if self._several:
             decision = self._agreed(decision)
@@ -380,15 +380,13 @@ class Engine:
         self._herald.ran_out(self._latest_size, why)
         # One that is over is not the one that failed: that never got to its first block.
         planned = step if isinstance(step, PlannedStep) and not step.over else None
-        if planned is not None:
-            self._scheduler.failed(planned)
         if self._setting is not None:
             at = planned.predicted_peak if planned else self._setting.budget_bytes
             self._setting.failed(at)
-        if isinstance(step, ObservedStep) and not step.over and step.ride.kept:
-            self._scheduler.look_at_all()
-            return True
-        return planned is not None and bool(planned.plan.kept)
+        if step is None or step.over:
+            return False
+        self._scheduler.failed(step)
+        return step.kept_anything
 
     def failed_in_forward(self) -> bool:
         """Whether the model's forward was still running when memory ran out."""

@@ -42,6 +42,7 @@ class Estimator:
         self._seen: dict[InputSize, StepObservation] = {}
         self._fit: Fit | None = None
         self._contradicted_at = -_SOON
+        self._void_at = 0
         self._confirmed = 0
         self._varies = False
         self._told: dict[InputSize, Profile] = {}
@@ -61,6 +62,11 @@ class Estimator:
     def ready(self) -> bool:
         """Whether sizes that were never seen can be predicted."""
         return self._fit is not None and (self._fit.fair or self.noisy)
+
+    @property
+    def observed(self) -> int:
+        """How many observations there were since what was known became void."""
+        return self.version - self._void_at
 
     @property
     def noisy(self) -> bool:
@@ -86,7 +92,8 @@ class Estimator:
             self._varies = now - self._contradicted_at <= _SOON
             self._contradicted_at = now
             void = not self._varies
-            self._seen = {} if void else self._seen
+            if void:
+                self._seen, self._void_at = {}, self.version
         former = self._seen.pop(observation.size, None)
         if former is not None and self.noisy:
             observation = former.joined(observation)
@@ -176,10 +183,13 @@ class Estimator:
         known = size in self._seen or (self._fit is not None and self._fit.inside(size))
         expected = self.predict(size) if known else None
         born = observation.gradients_born
-        if expected is None or any(o.gradients_born != born for o in self._seen.values()):
+        if expected is None:
             return False
+        # Where gradients are added to existing ones, observations are a little less sharp.
+        mixed = any(o.gradients_born != born for o in self._seen.values())
+        most = _CONTRADICTION * (4 if mixed else 1)
         pairs = zip(_peaks(expected), _peaks(observation.profile()), strict=True)
-        return any(abs(real - thought) > _CONTRADICTION * real for thought, real in pairs)
+        return any(abs(real - thought) > most * real for thought, real in pairs)
 
     def _drop_one(self) -> None:
         """Forget the size whose neighbours are nearest; not one that marks the range's end."""

@@ -35,6 +35,7 @@ class Knowledge:
         self._born: dict[Pattern, tuple[int, ...]] = {}
         self._kin: dict[tuple[Layout, bool], Kin] = {}
         self._strangers = 0
+        self._failed_at: InputSize | None = None
         self.adaptation = Adaptation()
         self.version = 0
         self.mark = object()
@@ -76,6 +77,8 @@ class Knowledge:
         as_expected = not doubted and self._estimators[key].expects(observation)
         void = self._estimators[key].learn(observation, doubted=doubted)
         as_expected &= not timed or self._estimators[key].keeps_time
+        if void or self.has_failed_at(observation.size):
+            self._failed_at = None
         if void:
             self._estimators = {key: self._estimators[key]}
             self._preferred, self._largest = {}, {key[0]: observation.size}
@@ -155,10 +158,19 @@ class Knowledge:
         estimator = self._estimator_for(size)
         return None if estimator is None else estimator.bound(size)
 
-    @property
-    def curious(self) -> bool:
-        """Whether a few more observations would make it ready."""
-        return not self.ready and self.version < _ENOUGH
+    def curious(self, size: InputSize) -> bool:
+        """Whether a few more observations would make it ready for such sizes."""
+        estimator = self._estimator_for(size)
+        return estimator is None or not (estimator.ready or estimator.observed >= _ENOUGH)
+
+    def failed(self, size: InputSize) -> None:
+        """A step of this size ran out of memory: doubted until one as large was observed."""
+        self._failed_at = size
+        self.adaptation.failed()
+
+    def has_failed_at(self, size: InputSize) -> bool:
+        """Whether a step ran out of memory that was no larger, and none as large was observed."""
+        return self._failed_at is not None and self._failed_at <= size
 
     def pattern_for(self, size: InputSize) -> Pattern | None:
         """The runs that a step of this size is expected to have."""

@@ -23,7 +23,7 @@ from mimose.plan_cache import CachedPlan, PlanCache
 from mimose.planners import Optimal, Planner, RecomputeAll
 from mimose.regime import Regime
 from mimose.setting import Setting
-from mimose.steps import PlannedStep
+from mimose.steps import PlannedStep, Step
 from mimose.timeline import Profile
 
 log = logging.getLogger("mimose")
@@ -56,7 +56,8 @@ class Scheduler:
     def __init__(self, planner: Planner) -> None:
         self.planner = planner
         self.cache = PlanCache()
-        self.knowledge = Knowledge()
+        self.knowledge = self._planned_from = Knowledge()
+        """What is known in the present regime; and what the last plan came from."""
         self.strictness = AS_PLANNED
         self._known: dict[Regime, Knowledge] = {}
         self._regime: Regime | None = None
@@ -88,20 +89,18 @@ class Scheduler:
         size: InputSize,
         reading: Reading,
         stale_bytes: int,
-        broken: PlannedStep | None = None,
+        broken: Step | None = None,
     ) -> Decision | None:
         """The plan for a step of this size, if enough is known of it.
 
-        `broken` is the last step, if it was planned and never came to its end.
+        `broken` is the last step, if it never came to its end.
         """
+        self._note_failures(setting, reading, broken)
         knowledge = self.knowledge
-        if setting.note_failures(reading):
-            knowledge.adaptation.ran_out()
-            if broken is not None:
-                self.failed(broken)
         shared, pattern = knowledge.sharing(size)
-        if pattern is None or (self._look_again and self.strictness == AS_PLANNED):
-            self._look_at_all |= self._look_again
+        look = self._look_again or knowledge.has_failed_at(size)
+        if pattern is None or (look and self.strictness == AS_PLANNED):
+            self._look_at_all |= look
             self._look_again = False
             return self._unknown()
         available, least = self._available(setting, reading, stale_bytes)
@@ -120,7 +119,17 @@ class Scheduler:
                 cached, new = self._new(terms, size), True
             if cached is None:
                 return self._unknown()
+        self._planned_from = knowledge
         return Decision(cached, available, self._watched(setting, cached, shared, available), new)
+
+    def _note_failures(self, setting: Setting, reading: Reading, broken: Step | None) -> None:
+        kept = broken is None or broken.kept_anything
+        if not setting.note_failures(reading, kept=kept):
+            return
+        if kept:
+            self._planned_from.adaptation.ran_out()
+        if broken is not None:
+            self.failed(broken)
 
     def _shared(self, terms: Terms, *, own: bool) -> CachedPlan | None:
         """A plan that others have, too; with its `own` costs, if it must or theirs will not do."""
@@ -217,7 +226,7 @@ class Scheduler:
             profile = bound.in_step(*in_step)
         plan = self.planner.plan(profile, available)
         # A bound costs more recomputing than needed: better to observe, unless nothing is at stake.
-        if not exact and self.knowledge.curious and any(plan.recompute):
+        if not exact and self.knowledge.curious(size) and any(plan.recompute):
             return None
         # Beyond what was seen predictions are generous: what does not fit by them may fit, and
         # what is recomputed may not have to be. Where most blocks are kept to observe it, look.
@@ -279,27 +288,31 @@ class Scheduler:
             above = real_rise is not None and real_rise > step.plan.peak_bytes
             if above and step.doubtful:
                 self._doubt_beyond()
-            rise = real_rise if step.exact or above else None  # another size's peak tells no more
-            knowledge.peaked(step.size, step.plan.peak_bytes, rise)
+            # Another size's peak tells no more, nor does that of fewer runs.
+            tells = above or (step.exact and step.ran_as_planned)
+            knowledge.peaked(step.size, step.plan.peak_bytes, real_rise if tells else None)
         if not step.doubtful:
             knowledge.adaptation.note_difference(step.difference)
-        if step.ran_out:
-            self.failed(step)
+        if step.ran_out and not step.doubtful:  # and was rescued
+            knowledge.adaptation.failed()
+            self._observe_next()
         near = step.start.in_use + max(step.plan.peak_bytes, real_rise or 0) > _AT_STAKE * limit
         at_stake = near or any(step.plan.recompute)
         doubt = knowledge.adaptation.in_doubt and not step.doubtful and at_stake
         if step.surprised or doubt:
             self._observe_next()
 
-    def failed(self, step: PlannedStep) -> None:
-        """A planned step has run out of memory: is what it was planned from still true?"""
-        if not step.plan.kept:
+    def failed(self, step: Step) -> None:
+        """A step has run out of memory: is what it was planned from still true?"""
+        if not step.kept_anything:
             return
-        if step.doubtful:
+        if not isinstance(step, PlannedStep):
+            self.look_at_all()
+        elif step.doubtful and self._planned_from.beyond(step.size):
             self._doubt_beyond()
         else:
-            self.knowledge.adaptation.failed()
-            self._observe_next()
+            self._planned_from.failed(step.size)
+            self._look_again = True
 
     def _doubt_beyond(self) -> None:
         """A size beyond those seen took more than was predicted: observe the next such one."""
@@ -319,7 +332,8 @@ class Scheduler:
         """Take an observation in, with its times if these are known; whether that made what was
         known void."""
         adaptation = self.knowledge.adaptation
-        doubted, mark = adaptation.in_doubt, self.knowledge.mark
+        doubted = adaptation.in_doubt or self.knowledge.has_failed_at(observation.size)
+        mark = self.knowledge.mark
         self._doubts_beyond = False
         void = self.knowledge.learn(observation, doubted=doubted, timed=timed)
         if self.knowledge.mark is mark:  # as expected; but what was beyond it no longer is

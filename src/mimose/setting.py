@@ -62,15 +62,17 @@ class Setting:
         """Bytes that a step may rise above its start, if so much is in use then."""
         return self.budget_bytes - self.reserve.bytes - in_use
 
-    def note_failures(self, reading: Reading) -> bool:
+    def note_failures(self, reading: Reading, *, kept: bool = True) -> bool:
         """Learn from memory that has run out since this was last asked; whether it has.
 
+        In a step that `kept` nothing, no reserve would have helped.
         How often does not matter: cuDNN fails with one engine after another until one does with
         less, and a block that is tried out fails by itself, all in one step.
         """
         if reading.failures == self._last.failures:
             return False
-        self.reserve.ran_out()
+        if kept:
+            self.reserve.ran_out()
         self._last = reading
         return True
 

@@ -41,6 +41,11 @@ class Step(ABC):
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         """Whether the coming run of this block is recomputed."""
 
+    @property
+    @abstractmethod
+    def kept_anything(self) -> bool:
+        """Whether some run was to be kept: else it could not have needed less."""
+
     def model_returns(self, out: Any) -> None:
         """The model's forward is done. Where no block has shown a tensor, its output must do."""
         if self.blind:
@@ -114,6 +119,10 @@ class ObservedStep(Step):
         if self._watch_next:
             seat.after = self.watch
         return self.ride.run_begins(seat, args, kwargs)
+
+    @property
+    def kept_anything(self) -> bool:
+        return bool(self.ride.kept)
 
     def another_pass(self, size: InputSize, *, larger: bool) -> None:
         """What was to be kept was so for a smaller input than this one."""
@@ -193,6 +202,15 @@ class PlannedStep(Step):
         if larger:
             self._again = {}
         super().another_pass(size, larger=larger)
+
+    @property
+    def ran_as_planned(self) -> bool:
+        """Whether it had as many runs as its plan knows: fewer need less."""
+        return sum(self._counts.values()) == len(self.plan.recompute)
+
+    @property
+    def kept_anything(self) -> bool:
+        return bool(self.plan.kept)
 
     @property
     def comparable(self) -> bool:
