@@ -169,6 +169,8 @@ class Engine:
     def forward_failed(self) -> None:
         """An exception left the root's forward: no backward will come."""
         self._forward_failed = True
+        if self._setting is not None and (self._last_step is None or self._last_step.over):
+            self._setting.forgive_failures()  # before its first block: no plan could have helped
         self._step = None
         self._announced_size = None
 

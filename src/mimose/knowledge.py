@@ -36,6 +36,9 @@ class Knowledge:
         self._kin: dict[tuple[Layout, bool], Kin] = {}
         self._strangers = 0
         self._failed_at: InputSize | None = None
+        self.look_in: int | None = None
+        """After how many steps one is observed since something was not as expected; None if all
+        was."""
         self.adaptation = Adaptation()
         self.version = 0
         self.mark = object()
@@ -165,8 +168,15 @@ class Knowledge:
 
     def failed(self, size: InputSize) -> None:
         """A step of this size ran out of memory: doubted until one as large was observed."""
-        self._failed_at = size
+        self._failed_at, self.look_in = size, 0
         self.adaptation.failed()
+
+    def wants_to_look(self, size: InputSize) -> bool:
+        """Whether the coming step of this size is to be observed, whatever is known of it."""
+        now = self.look_in == 0
+        if self.look_in:
+            self.look_in -= 1
+        return now or self.has_failed_at(size)
 
     def has_failed_at(self, size: InputSize) -> bool:
         """Whether a step ran out of memory that was no larger, and none as large was observed."""

@@ -62,7 +62,6 @@ class Scheduler:
         self._known: dict[Regime, Knowledge] = {}
         self._regime: Regime | None = None
         self._surprises = 0
-        self._look_again = False
         self._look_at_all = False
         self._doubts_beyond = False
         """Whether sizes larger than those seen are observed, whatever is predicted of them."""
@@ -98,10 +97,10 @@ class Scheduler:
         self._note_failures(setting, reading, broken)
         knowledge = self.knowledge
         shared, pattern = knowledge.sharing(size)
-        look = self._look_again or knowledge.has_failed_at(size)
+        look = knowledge.wants_to_look(size)
         if pattern is None or (look and self.strictness == AS_PLANNED):
             self._look_at_all |= look
-            self._look_again = False
+            knowledge.look_in = None
             return self._unknown()
         available, least = self._available(setting, reading, stale_bytes)
         missing = setting.gradients.missing()
@@ -312,7 +311,6 @@ class Scheduler:
             self._doubt_beyond()
         else:
             self._planned_from.failed(step.size)
-            self._look_again = True
 
     def _doubt_beyond(self) -> None:
         """A size beyond those seen took more than was predicted: observe the next such one."""
@@ -320,9 +318,10 @@ class Scheduler:
         self.cache.forget_doubtful()
 
     def _observe_next(self) -> None:
-        if not self._look_again and self._surprises < _MOST_SURPRISES:
+        if self.knowledge.look_in is None and self._surprises < _MOST_SURPRISES:
             self._surprises += 1
-            self._look_again = True
+            # Not always the very next one: steps of two kinds may take turns.
+            self.knowledge.look_in = 1 - self._surprises % 2
 
     def look_at_all(self) -> None:
         """Memory ran out in a step that was observed in part: the next one is seen whole."""
