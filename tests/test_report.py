@@ -6,8 +6,11 @@ import copy
 import dataclasses
 from typing import Any
 
+import pytest
+
 import mimose
 import models
+from mimose.report import Stats
 from training import counted, task, texts, train
 
 
@@ -167,3 +170,9 @@ def test_in_a_notebook_names_stay_text() -> None:
     html = dataclasses.replace(explanation, blocks=(evil,) * 3)._repr_html_()
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
+
+
+@pytest.mark.parametrize(("recoveries", "words"), [(1, "ran out once"), (3, "ran out 3 times")])
+def test_stats_tell_of_memory_that_ran_out(recoveries: int, words: str) -> None:
+    assert words in str(Stats(steps=4, recoveries=recoveries))
+    assert "ran out" not in str(Stats(steps=4))

@@ -111,9 +111,17 @@ def report(
     The page is one file and needs no network. Of benchmark results, md and png give a folder.
     """
     first = _first_line(file)
+    to_terminal = str(output) == "-"
     if first.startswith('{"kind":'):
+        if as_json or (to_terminal and format is not Format.html):
+            raise ArgumentError(
+                f"{file} is a benchmark's results, of which there is a page (html) or a folder "
+                "(md, png); each line of the file itself is JSON"
+            )
         _report_on_benchmark(file, format, output)
         return
+    if to_terminal and format is Format.png and not as_json:
+        raise ArgumentError("a picture cannot be written to the terminal: name a file")
     if not is_recording(first) and first:
         raise ArgumentError(
             f"{file} is neither a recording nor a benchmark's results: record a run with "
@@ -155,8 +163,12 @@ def _report_on_benchmark(file: Path, format: Format, output: Path | None) -> Non
         if format is Format.html:
             from mimose.page.benchmark import benchmark_page
 
+            page = benchmark_page(file, f"mimose bench: {file.stem}")
+            if str(output) == "-":
+                print(page, end="")
+                return
             written = output or file.with_suffix(".html")
-            written.write_text(benchmark_page(file, f"mimose bench: {file.stem}"), encoding="utf-8")
+            written.write_text(page, encoding="utf-8")
         else:
             from mimose.bench.report import write_report
 

@@ -135,6 +135,8 @@ class Stats:
             + (f", budget {text_of(self.budget_bytes)}" if self.budget_bytes else "")
             + (": OVER" if self.budget_bytes and self.peak_held_bytes > self.budget_bytes else ""),
         ]
+        if self.recoveries:
+            lines.append(f"memory ran out {_times(self.recoveries)}, and was recovered from")
         if self.reserve_bytes is not None:
             margin = round(self.margin, 4) + 0.0  # never "-0.00%"
             lines.append(f"reserve {text_of(self.reserve_bytes)}, margin {margin:.2%}")
@@ -148,6 +150,10 @@ class Stats:
 
 def _steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 @dataclass(frozen=True, slots=True)

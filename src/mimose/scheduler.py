@@ -298,7 +298,9 @@ class Scheduler:
         near = step.start.in_use + max(step.plan.peak_bytes, real_rise or 0) > _AT_STAKE * limit
         at_stake = near or any(step.plan.recompute)
         doubt = knowledge.adaptation.in_doubt and not step.doubtful and at_stake
-        if step.surprised or doubt:
+        if step.surprised:  # not always the very next one: steps of two kinds may take turns
+            self._observe_next(after=self._surprises % 2)
+        elif doubt:
             self._observe_next()
 
     def failed(self, step: Step) -> None:
@@ -317,11 +319,10 @@ class Scheduler:
         self._doubts_beyond = True
         self.cache.forget_doubtful()
 
-    def _observe_next(self) -> None:
+    def _observe_next(self, *, after: int = 0) -> None:
         if self.knowledge.look_in is None and self._surprises < _MOST_SURPRISES:
             self._surprises += 1
-            # Not always the very next one: steps of two kinds may take turns.
-            self.knowledge.look_in = 1 - self._surprises % 2
+            self.knowledge.look_in = after
 
     def look_at_all(self) -> None:
         """Memory ran out in a step that was observed in part: the next one is seen whole."""

@@ -274,3 +274,20 @@ def test_the_live_view_draws_steps_blocks_and_memory() -> None:
         assert words in shown
     assert ": over" not in shown
     assert ": over" in over
+
+
+@pytest.mark.parametrize("options", [["--json"], ["--format", "md", "-o", "-"]])
+def test_benchmark_results_are_not_values_nor_text_for_the_terminal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str]
+) -> None:
+    file = tmp_path / "bench.jsonl"
+    file.write_text('{"kind":"header","format":1}\n')
+    assert "a benchmark's results" in refused(capsys, "report", file, *options)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_picture_is_not_written_to_the_terminal(
+    capsys: pytest.CaptureFixture[str], recording_file: Path
+) -> None:
+    error = refused(capsys, "report", recording_file, "--format", "png", "-o", "-")
+    assert "name a file" in error

@@ -192,10 +192,12 @@ def samples(sheet: Sheet) -> str:
 
 
 def papers_numbers(sheets: Sequence[Sheet]) -> str:
-    """The paper's number beside ours on its tasks, where it gives one."""
+    """The paper's number beside ours on its tasks, where it gives one; of the smallest batch."""
+    scale = min((sheet.scale for sheet in sheets), default=1)
     cells = [
         (sheet, task, limit["total_bytes"])
         for sheet in sheets
+        if sheet.scale == scale
         for task in sheet.tasks
         for limit in sheet.limits(task)
         if task in PAPER_TASKS
