@@ -285,7 +285,7 @@ class Scheduler:
             return
         if not step.corrected and not step.rehearsed:
             above = real_rise is not None and real_rise > step.plan.peak_bytes
-            if above and step.doubtful:
+            if above and knowledge.beyond(step.size):
                 self._doubt_beyond()
             # Another size's peak tells no more, nor does that of fewer runs.
             tells = above or (step.exact and step.ran_as_planned)

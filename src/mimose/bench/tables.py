@@ -246,7 +246,8 @@ def _title(sheet: Sheet) -> str:
     conditions = sheet.results.conditions
     parts = [f"Scale {sheet.scale}"]
     parts += [conditions[name] for name in ("precision", "attention") if conditions[name]]
-    return ", ".join(parts) + (", small models" if conditions["small"] else "")
+    small = ", small models" if conditions["small"] else ""
+    return f"{', '.join(parts)}{small}: {', '.join(sheet.tasks)}"
 
 
 def _circumstances(sheet: Sheet) -> str:
