@@ -1,6 +1,6 @@
 """A training loop of one's own, within a memory budget.
 
-Run `python examples/plain_loop.py --memory-budget 20MiB`.
+Run `python examples/plain_loop.py --memory-budget 26MiB`.
 """
 
 import argparse
@@ -30,7 +30,7 @@ class Classifier(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--memory-budget", default="8GiB" if CUDA else "20MiB")
+    parser.add_argument("--memory-budget", default="8GiB" if CUDA else "26MiB")
     parser.add_argument("--steps", type=int, default=100 if CUDA else 12)
     parser.add_argument("--width", type=int, default=1024 if CUDA else 64)
     options = parser.parse_args()
