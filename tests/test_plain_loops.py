@@ -206,3 +206,20 @@ def test_two_passes_after_many_single_ones_fail_no_more_than_once(loops: Any) ->
         twice = i in (3, 5, 7, 9, 80, 150, 199)
         loop.step(torch.randn(512, 32), passes=2 if twice else 1)
     assert loop.failures <= 1
+
+
+def test_a_block_too_large_to_be_tried_is_recomputed_all_the_same(loops: Any) -> None:
+    class Two(Net):
+        def __init__(self) -> None:
+            super().__init__(16)
+            self.blocks = self.blocks[:2]
+
+    loop = loops(Two(), 3.6)
+    for _ in range(2):
+        loop.step(torch.randn(1000, 32))
+    with pytest.warns(mimose.MimoseWarning, match="too large to be tried"):
+        loop.step(torch.randn(1000, 32))
+    for _ in range(4):
+        loop.step(torch.randn(1000, 32))
+    assert loop.failures == 0
+    assert loop.observed <= 4

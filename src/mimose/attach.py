@@ -29,6 +29,9 @@ from mimose.seat import Seat, under_transform
 from mimose.takeover import Takeover
 from mimose.traces import Exchanged, FirstLook, Imprint, Traces, parameter_places
 
+_MOST_ATTEMPTS = 3
+"""How often a block is tried for which there is no memory."""
+
 
 class Director(Protocol):
     """Whoever decides: asked at each training call of a block."""
@@ -55,6 +58,7 @@ class BlockSeat(Seat):
 
     __slots__ = (
         "after",
+        "attempts",
         "cache_positions",
         "changing",
         "director",
@@ -93,6 +97,8 @@ class BlockSeat(Seat):
         """Where a cache may stand among the arguments; None if no cache is expected."""
         self.trusted: bool | None = None
         """Whether it can be recomputed; not known before its first run."""
+        self.attempts = 0
+        """How often there was no memory to try it."""
         self.guarded = False
         """Whether the coming run, if it is kept, is near the limit; the director sets it."""
         self.early_stop = True
@@ -264,12 +270,25 @@ class BlockSeat(Seat):
             self._distrust("it changes a frozen parameter")
         else:
             rehearsal = self._rehearsed(frame, out)
-            if rehearsal is not None and rehearsal.problem is not None:
+            if rehearsal is None:
+                self._could_not_try(buffers, traces)
+            elif rehearsal.problem is not None:
                 self._distrust(rehearsal.problem)
-            elif rehearsal is not None:
+            else:
                 self._believe_trial(rehearsal, make)
                 self._trust(buffers, traces)
         return out
+
+    def _could_not_try(self, buffers: Snapshot, traces: Traces) -> None:
+        """Without memory to try it again and again, what a recompute checks anyway must do."""
+        self.attempts += 1
+        if self.attempts == _MOST_ATTEMPTS:
+            self._trust(buffers, traces)
+            warn(
+                f"block {self.name!r} is too large to be tried: with its activations there twice, "
+                "memory ran out. It is recomputed all the same; that its recompute gives what its "
+                "forward gave is not compared"
+            )
 
     def _rehearsed(self, frame: Frame, out: Any) -> Rehearsal | None:
         """How a recompute goes; None without memory to try: the next run is tried again then."""
@@ -302,7 +321,7 @@ class BlockSeat(Seat):
     def _trust(self, buffers: Snapshot, traces: Traces) -> None:
         self._settle(list({*buffers.changed(), *norm_places(self.module)}), traces)
         self.trusted = True
-        self.early_stop = self.compiled is not None or self.tried.stops[type(self.module)]
+        self.early_stop = self.compiled is not None or self.tried.stops.get(type(self.module), True)
 
     def _make(self, frame: Frame) -> Hashable | None:
         """What tells whether another block's verdict holds for this one; None if none can."""
