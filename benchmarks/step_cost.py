@@ -84,11 +84,10 @@ WAYS: dict[str, type[_Plain]] = {
 
 def measure(device: str, rounds: int) -> dict[str, Any]:
     ways = {name: way(device) for name, way in WAYS.items()}
-    shape = {"device": device}
     batches = {
         n: {
-            "input_ids": torch.randint(5, 1000, (12, n), **shape),  # type: ignore[call-overload]
-            "labels": torch.zeros(12, dtype=torch.long, **shape),  # type: ignore[call-overload]
+            "input_ids": torch.randint(5, 1000, (12, n), device=device),
+            "labels": torch.zeros(12, dtype=torch.long, device=device),
         }
         for n in LENGTHS
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -183,5 +184,5 @@ def test_error_in_ones_own_measure_is_not_hidden() -> None:
 
 
 def test_size_cannot_be_changed() -> None:
-    with pytest.raises(AttributeError):
+    with pytest.raises(dataclasses.FrozenInstanceError):
         size(8, 3).dims = (9, 3)  # type: ignore[misc]

@@ -146,13 +146,18 @@ def _write_report(contents: Any, file: Path, format: Format, output: Path | None
         from mimose.page.picture import draw
 
         draw(contents, target)
+        _say(f"written: {target}")
     else:
         make = page_of if format is Format.html else markdown_of
-        text = make(contents, f"mimose: {file.stem}")
-        if str(target) == "-":
-            print(text, end="")
-            return
-        target.write_text(text, encoding="utf-8")
+        _put(make(contents, f"mimose: {file.stem}"), target)
+
+
+def _put(text: str, target: Path) -> None:
+    """Write it there, and say so; - is the terminal."""
+    if str(target) == "-":
+        print(text, end="")
+        return
+    target.write_text(text, encoding="utf-8")
     _say(f"written: {target}")
 
 
@@ -164,18 +169,13 @@ def _report_on_benchmark(file: Path, format: Format, output: Path | None) -> Non
             from mimose.page.benchmark import benchmark_page
 
             page = benchmark_page(file, f"mimose bench: {file.stem}")
-            if str(output) == "-":
-                print(page, end="")
-                return
-            written = output or file.with_suffix(".html")
-            written.write_text(page, encoding="utf-8")
+            _put(page, output or file.with_suffix(".html"))
         else:
             from mimose.bench.report import write_report
 
-            written = write_report([file], output or file.with_suffix(""))
+            _say(f"written: {write_report([file], output or file.with_suffix(''))}")
     except BenchError as error:
         raise ArgumentError(str(error)) from None
-    _say(f"written: {written}")
 
 
 def _need_matplotlib() -> None:
