@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import offload_
 
 import mimose
 import models
+from chains import SIZE
 from compare import assert_same_gradients, no_hooks
+from mimose.budget import parse_budget
 from mimose.errors import (
     ArgumentError,
     BlocksError,
@@ -24,9 +27,11 @@ from mimose.errors import (
     MimoseError,
     MimoseWarning,
 )
+from mimose.herald import Herald
 from mimose.plan import Plan
 from mimose.planners import Optimal, Static
 from mimose.playback import read_recording
+from mimose.setting import Setting
 from mimose.timeline import Profile
 from training import bert, labelled, peak_of_recomputing, places, task, texts, train
 
@@ -486,3 +491,17 @@ def test_budget_below_all_recomputed_is_said_once_with_numbers_and_remedy() -> N
     assert "input 4×" in message
     assert stats.runs_recomputed > 0
     assert stats.runs_kept > 0, "small batches fit all the same"
+
+
+@pytest.mark.parametrize(("fits", "said"), [(True, 0), (False, 1)])
+def test_a_plan_is_not_too_large_where_predictions_have_long_been_too_high(
+    fits: bool, said: int
+) -> None:
+    setting = Setting(models.Encoder(), parse_budget("1GiB"), enforce=False)
+    above = setting.available(0) + 1
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        plan = Plan((True, False), above, 0.0, fits)
+        Herald().tell_if_too_little(setting, SIZE, plan, 0)
+    setting.close()
+    assert len(heard) == said

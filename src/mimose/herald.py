@@ -43,8 +43,10 @@ class Herald:
         self, setting: Setting, size: InputSize, plan: Plan, in_use_bytes: int
     ) -> None:
         """Once, if not even this plan fits."""
+        if self._said_too_little or plan.fits:  # maybe by what real peaks have taught
+            return
         # What is only wider than a margin for noise may still fit, as a rule it does.
-        if self._said_too_little or plan.peak_bytes <= setting.available(in_use_bytes):
+        if plan.peak_bytes <= setting.available(in_use_bytes):
             return
         self._said_too_little = True
         does = "under this plan" if plan.kept else "with every block recomputed"

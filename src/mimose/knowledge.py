@@ -36,6 +36,8 @@ class Knowledge:
         self._kin: dict[tuple[Layout, bool], Kin] = {}
         self._strangers = 0
         self._failed_at: InputSize | None = None
+        self.doubts_beyond = False
+        """Whether sizes larger than those seen are observed, whatever is predicted of them."""
         self.look_in: int | None = None
         """After how many steps one is observed since something was not as expected; None if all
         was."""
@@ -72,6 +74,7 @@ class Knowledge:
         if observation.prelude_bytes is None:  # not looked at: what was known of it still holds
             known = self.predict(observation.size)
             observation = replace(observation, prelude_bytes=known.prelude if known else 0)
+        self.doubts_beyond = False
         largest = self._largest.get(observation.size.layout, observation.size)
         self._largest[observation.size.layout] = largest.joined(observation.size)
         key = (observation.size.layout, observation.pattern)

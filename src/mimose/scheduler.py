@@ -63,8 +63,6 @@ class Scheduler:
         self._regime: Regime | None = None
         self._surprises = 0
         self._look_at_all = False
-        self._doubts_beyond = False
-        """Whether sizes larger than those seen are observed, whatever is predicted of them."""
         self._unwatched = 0
         self._shares = getattr(planner, "shares", False)
         self._samples = isinstance(planner, Optimal)
@@ -230,7 +228,7 @@ class Scheduler:
         # Beyond what was seen predictions are generous: what does not fit by them may fit, and
         # what is recomputed may not have to be. Where most blocks are kept to observe it, look.
         size = real or size
-        if (self._doubts_beyond or not plan.fits) and self.knowledge.beyond(size):
+        if self.knowledge.beyond(size) and (self.knowledge.doubts_beyond or not plan.fits):
             return None
         cheap = self._samples and self.strictness == AS_PLANNED and self.knowledge.kin_for(size)
         if cheap and any(plan.recompute) and self.knowledge.far_beyond(size):
@@ -286,7 +284,7 @@ class Scheduler:
         if not step.corrected and not step.rehearsed:
             above = real_rise is not None and real_rise > step.plan.peak_bytes
             if above and knowledge.beyond(step.size):
-                self._doubt_beyond()
+                self._doubt_beyond(knowledge)
             # Another size's peak tells no more, nor does that of fewer runs.
             tells = above or (step.exact and step.ran_as_planned)
             knowledge.peaked(step.size, step.plan.peak_bytes, real_rise if tells else None)
@@ -310,13 +308,13 @@ class Scheduler:
         if not isinstance(step, PlannedStep):
             self.look_at_all()
         elif step.doubtful and self._planned_from.beyond(step.size):
-            self._doubt_beyond()
+            self._doubt_beyond(self._planned_from)
         else:
             self._planned_from.failed(step.size)
 
-    def _doubt_beyond(self) -> None:
+    def _doubt_beyond(self, knowledge: Knowledge) -> None:
         """A size beyond those seen took more than was predicted: observe the next such one."""
-        self._doubts_beyond = True
+        knowledge.doubts_beyond = True
         self.cache.forget_doubtful()
 
     def _observe_next(self, *, after: int = 0) -> None:
@@ -334,7 +332,6 @@ class Scheduler:
         adaptation = self.knowledge.adaptation
         doubted = adaptation.in_doubt or self.knowledge.has_failed_at(observation.size)
         mark = self.knowledge.mark
-        self._doubts_beyond = False
         void = self.knowledge.learn(observation, doubted=doubted, timed=timed)
         if self.knowledge.mark is mark:  # as expected; but what was beyond it no longer is
             self.cache.forget_doubtful()
