@@ -10,7 +10,7 @@ from bench_parts import surveyed
 
 from mimose.bench.analysis import Sheet, Spread, time_ratio
 from mimose.bench.estimators import compare
-from mimose.bench.goals import goals
+from mimose.bench.goals import fullest, goals
 from mimose.bench.harness import Run, Steps
 from mimose.bench.records import Record, Results
 
@@ -108,6 +108,19 @@ def test_goals_say_what_is_reached_what_is_missed_and_what_was_not_measured() ->
     assert verdicts["mean time / static's"] == "not measured"
     slower = sheet_of({("mimose", 0): made([19.0]), ("torch-all", 0): made([20.0])})
     assert goals([slower])[0][1:] == ["at most 0.65", "0.950", "missed"]
+
+
+def test_goals_are_judged_where_most_of_the_papers_cells_were_run() -> None:
+    few = sheet_of({("mimose", 0): made([19.0]), ("torch-all", 0): made([20.0])})
+    more = sheet_of({("mimose", 0): made([10.0]), ("torch-all", 0): made([20.0])})
+    other = {"label": "c", "total_bytes": 2 * BUDGET, "at_floor": False}
+    more.results.limits["QA-Bert"].append(other)
+    record = Record(
+        task="QA-Bert", budget_bytes=2 * BUDGET, contestant="mimose", round=0, run=made([10.0])
+    )
+    more.results.records[record.key] = record
+    assert fullest([few, more]) == fullest([more, few]) == [more]
+    assert goals([few, more]) == goals([more])
 
 
 def test_a_contestant_that_no_budget_changes_counts_for_every_budget() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from mimose.bench.harness import Run, Steps
 from mimose.bench.lineup import CONTESTANTS
 from mimose.bench.records import Results
-from mimose.bench.workloads import TASKS
+from mimose.bench.workloads import PAPER_TASKS, TASKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,12 @@ class Sheet:
         ran = {r.budget_bytes for r in self.results.records.values() if r.task == task}
         known = {row["total_bytes"]: row for row in reversed(self.results.limits.get(task, []))}
         return [known[total] for total in sorted(known) if total in ran]
+
+    @property
+    def cells_of_paper(self) -> list[tuple[str, int]]:
+        """The paper's tasks, with each of their budgets."""
+        tasks = [task for task in self.tasks if task in PAPER_TASKS]
+        return [(task, limit["total_bytes"]) for task in tasks for limit in self.limits(task)]
 
     def contestants(self, task: str) -> list[str]:
         ran = {r.contestant for r in self.results.records.values() if r.task == task}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mimose.bench.analysis import Sheet, Spread, mean
-from mimose.bench.workloads import PAPER_TASKS
 
 _MEANS = {
     1: (("torch-all", 0.65), ("static", 0.83), ("oracle", 1.03)),
@@ -19,9 +18,7 @@ _ITERATIONS = 2.0
 def goals(sheets: Sequence[Sheet]) -> list[list[str]]:
     """A row a goal: what, the goal, what was measured, whether it is reached."""
     rows = []
-    for sheet in sheets:
-        if not _cells(sheet):
-            continue
+    for sheet in fullest(sheets):
         where = f"scale {sheet.scale}, paper's tasks"
         for rival, most in _MEANS.get(sheet.scale, ()):
             found = mean(ratio.median for ratio in _ratios(sheet, rival))
@@ -31,7 +28,7 @@ def goals(sheets: Sequence[Sheet]) -> list[list[str]]:
             rows.append(_row(f"{where}: highest time / {rival}'s", 1.0, worst))
         spent = [
             each.in_thousand_steps
-            for task, budget in _cells(sheet)
+            for task, budget in sheet.cells_of_paper
             for each in sheet.overhead(task, budget, "mimose")
         ]
         rows.append(
@@ -39,6 +36,16 @@ def goals(sheets: Sequence[Sheet]) -> list[list[str]]:
         )
         rows.append(_failures(sheet, where))
     return rows
+
+
+def fullest(sheets: Sequence[Sheet]) -> list[Sheet]:
+    """Of each scale the one in which most of the paper's tasks and budgets were run, if any was."""
+    best: dict[int, Sheet] = {}
+    for sheet in sheets:
+        known = best.get(sheet.scale)
+        if len(sheet.cells_of_paper) > (len(known.cells_of_paper) if known else 0):
+            best[sheet.scale] = sheet
+    return [best[scale] for scale in sorted(best)]
 
 
 def _row(what: str, most: float, found: float | None) -> list[str]:
@@ -49,18 +56,14 @@ def _row(what: str, most: float, found: float | None) -> list[str]:
 
 def _failures(sheet: Sheet, where: str) -> list[str]:
     ours, papers = (
-        sum(sheet.out_of_memory(task, budget, name) for task, budget in _cells(sheet))
+        sum(sheet.out_of_memory(task, budget, name) for task, budget in sheet.cells_of_paper)
         for name in ("mimose", "paper")
     )
     met = "reached" if not ours else "missed"
     return [f"{where}: steps out of memory", "0", f"{ours} (the paper's system: {papers})", met]
 
 
-def _cells(sheet: Sheet) -> list[tuple[str, int]]:
-    tasks = [task for task in sheet.tasks if task in PAPER_TASKS]
-    return [(task, limit["total_bytes"]) for task in tasks for limit in sheet.limits(task)]
-
-
 def _ratios(sheet: Sheet, rival: str) -> list[Spread]:
-    found = (sheet.ratio(task, budget, "mimose", rival) for task, budget in _cells(sheet))
+    cells = sheet.cells_of_paper
+    found = (sheet.ratio(task, budget, "mimose", rival) for task, budget in cells)
     return [ratio for ratio in found if ratio is not None]

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from mimose.bench.analysis import Sheet, Spread, mean
-from mimose.bench.goals import goals
+from mimose.bench.goals import fullest, goals
 from mimose.bench.workloads import PAPER_TASKS
 from mimose.budget import GIB, text_of
 
@@ -18,49 +18,49 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+_HOW_TO_READ = """\
+- *Against the others*: the time of mimose over that of the other, whole runs, observing and
+  planning included; below 1 mimose is faster. Medians over rounds, the lowest and highest round in
+  brackets. Where somebody ran out of memory, the steps that both finished.
+- *What deciding costs*, in iterations of the oracle. Collector: observed steps beyond what the
+  oracle took for them; estimator: fitting and predicting; planner: from a step's first block to its
+  plan, predicting aside. Host time counts in full, also where the device was busy meanwhile. The
+  whole difference holds the machine's noise as well. Last column: how much longer a planned step
+  took, on average, where the oracle recomputed as many blocks: reading memory, opening and closing
+  the step, deciding, and noise.
+- *Where the time goes*: seconds of a whole run of mimose. Recomputing as its estimator accounts for
+  it, observing beyond plain training, deciding on the host; the rest is what remains.
+- *Estimators*: of the peak above the step's start with everything kept, at sizes that were not
+  among the samples; the smallest and the largest size always were."""
+
+
 def page(sheets: Sequence[Sheet]) -> Iterator[str]:
     """All tables, one paragraph each."""
+    yield "## Goals, and the paper's numbers"
+    yield table(["", "goal", "here", ""], goals(sheets))
+    yield papers_numbers(sheets)
+    yield "## How to read the tables"
+    yield _HOW_TO_READ
     for sheet in sheets:
         yield f"## {_title(sheet)}"
         yield _circumstances(sheet)
         yield "### Against the others"
-        yield (
-            "Time of mimose over that of the other, whole runs, observing and planning included: "
-            "below 1 mimose is faster. Medians over rounds, the lowest and highest round in "
-            "brackets. Where somebody ran out of memory, the steps that both finished."
-        )
         yield ratios(sheet)
         yield "### Everybody"
         yield times(sheet)
         yield from _absent(sheet)
-        yield "### What deciding costs"
-        yield (
-            "In iterations of the oracle. Collector: observed steps beyond what the oracle took "
-            "for them; estimator: fitting and predicting; planner: from a step's first block to "
-            "its plan, predicting aside. Host time counts in full, also where the device was busy "
-            "meanwhile. The whole difference holds the machine's noise as well. Last column: how "
-            "much longer a planned step took, on average, where the oracle recomputed as many "
-            "blocks: reading memory, opening and closing the step, deciding, and noise."
-        )
-        yield overhead(sheet)
-        yield "### Where the time goes"
-        yield (
-            "Seconds of a whole run of mimose. Recomputing as its estimator accounts for it, "
-            "observing beyond plain training, deciding on the host; the rest is what remains."
-        )
-        yield breakdown(sheet)
+        yield from _section("What deciding costs", overhead(sheet))
+        yield from _section("Where the time goes", breakdown(sheet))
         if sheet.results.estimators:
-            yield "### Estimators"
-            yield (
-                "Of the peak above the step's start with everything kept, at sizes that were not "
-                "among the samples; the smallest and the largest size always were."
-            )
-            yield estimators(sheet)
+            yield from _section("Estimators", estimators(sheet))
             yield "Mean error by the number of samples, averaged over the tasks:"
             yield samples(sheet)
-    yield "## Goals, and the paper's numbers"
-    yield table(["", "goal", "here", ""], goals(sheets))
-    yield papers_numbers(sheets)
+
+
+def _section(title: str, text: str | None) -> Iterator[str]:
+    if text is not None:
+        yield f"### {title}"
+        yield text
 
 
 def ratios(sheet: Sheet) -> str:
@@ -118,7 +118,8 @@ def _details(sheet: Sheet, task: str, budget: int, name: str) -> list[str]:
     ]
 
 
-def overhead(sheet: Sheet) -> str:
+def overhead(sheet: Sheet) -> str | None:
+    """What mimose and the paper's system spend beyond the oracle; None without an oracle."""
     rows = []
     for task in sheet.tasks:
         for limit in sheet.limits(task):
@@ -147,10 +148,11 @@ def overhead(sheet: Sheet) -> str:
     header = ["task", "budget", "who", "steps", "observed", "new plans", "collector", "estimator"]
     header += ["planner", "whole difference", "parts in 1,000 steps", "a new plan, ms"]
     header += ["same plan, ms a step"]
-    return table(header, rows)
+    return table(header, rows) if rows else None
 
 
-def breakdown(sheet: Sheet) -> str:
+def breakdown(sheet: Sheet) -> str | None:
+    """Where mimose's time goes; None without plain training to hold it against."""
     quantities = ("plain", "recomputing", "observing", "deciding", "rest")
     rows = []
     for task in sheet.tasks:
@@ -159,7 +161,7 @@ def breakdown(sheet: Sheet) -> str:
             if found:
                 cells = [Spread.of([getattr(each, name) for each in found]) for name in quantities]
                 rows.append([task, _limit_text(limit), *(c.text(3) if c else "–" for c in cells)])
-    return table(["task", "budget", *quantities], rows)
+    return table(["task", "budget", *quantities], rows) if rows else None
 
 
 def estimators(sheet: Sheet) -> str:
@@ -193,15 +195,7 @@ def samples(sheet: Sheet) -> str:
 
 def papers_numbers(sheets: Sequence[Sheet]) -> str:
     """The paper's number beside ours on its tasks, where it gives one; of the smallest batch."""
-    scale = min((sheet.scale for sheet in sheets), default=1)
-    cells = [
-        (sheet, task, limit["total_bytes"])
-        for sheet in sheets
-        if sheet.scale == scale
-        for task in sheet.tasks
-        for limit in sheet.limits(task)
-        if task in PAPER_TASKS
-    ]
+    cells = [(sheet, *cell) for sheet in fullest(sheets)[:1] for cell in sheet.cells_of_paper]
     static = mean(r.median for c in cells if (r := c[0].ratio(*c[1:], "mimose", "static")))
     errors = mean(abs(e) for c in cells for e in c[0].prediction_errors(*c[1:], "mimose"))
     spent = [o for c in cells for o in c[0].overhead(*c[1:], "mimose")]
