@@ -240,6 +240,18 @@ def test_model_that_is_dropped_takes_limit_and_counting_along() -> None:
     assert shared is None
 
 
+def test_a_handle_says_that_its_model_is_gone() -> None:
+    model = models.Encoder()
+    handle = mimose.auto_checkpoint(model, "1GiB")
+    batch = texts([20])[0]
+    handle.detach()
+    del model
+    gc.collect()
+    with pytest.raises(mimose.MimoseError, match="is gone"):
+        handle.explain(**batch)
+    assert handle.stats().steps == 0
+
+
 @pytest.mark.parametrize("value", ["1", "true"])
 def test_mimose_disable_leaves_the_model_untouched(
     value: str, monkeypatch: pytest.MonkeyPatch

@@ -109,6 +109,13 @@ def test_state_of_a_detached_handle_is_that_of_its_training() -> None:
     assert handle.state_dict() == state
 
 
+def _loaded_and_trained(
+    handle: mimose.Mimose, state: State, model: nn.Module, batches: list[Batch], **options: Any
+) -> list[float]:
+    handle.load_state_dict(state)
+    return train(model, batches, **options)
+
+
 def assert_refused(
     state: State,
     model: nn.Module,
@@ -120,9 +127,8 @@ def assert_refused(
     """The reason is told, training observes anew and is plain training."""
     plain = copy.deepcopy(model)
     with mimose.auto_checkpoint(model, budget) as handle:
-        handle.load_state_dict(state)
         with pytest.warns(MimoseWarning, match=match) as said:
-            losses = train(model, batches, **options)
+            losses = _loaded_and_trained(handle, state, model, batches, **options)
         stats = handle.stats()
         again = handle.state_dict()
     assert len([one for one in said if one.category is MimoseWarning]) == 1
@@ -240,6 +246,14 @@ def test_damaged_or_foreign_state_is_refused_with_the_reason(good: State, damage
 @pytest.mark.parametrize("nonsense", [{}, {"format": 2}, [], "state", None])
 def test_nonsense_is_refused(nonsense: Any) -> None:
     assert_refused(nonsense, models.Encoder(), texts_of(SAME), "64MiB", "of no use")
+
+
+@pytest.mark.parametrize("nonsense", [{}, {"format": 2}, "state"])
+def test_nonsense_is_refused_at_once(nonsense: Any) -> None:
+    with mimose.auto_checkpoint(models.Encoder(), "64MiB") as handle:
+        with pytest.warns(MimoseWarning, match="of no use: its format is"):
+            handle.load_state_dict(nonsense)
+        assert handle.state_dict() == {"format": 1}
 
 
 def test_numbers_that_are_merely_wrong_cost_no_step_and_no_bit() -> None:

@@ -432,7 +432,10 @@ class Engine:
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             reason = f"it is damaged ({error!r})"
         if reason is not None:
-            warn(f"what was learned before is of no use: {reason}. Observing anew")
+            self._observe_anew(reason)
+
+    def _observe_anew(self, reason: str) -> None:
+        warn(f"what was learned before is of no use: {reason}. Observing anew")
 
     def _believe(self, verdicts: Sequence[Mapping[str, Any] | None]) -> None:
         """Blocks need not be tried again; on several ranks they do, to see who speaks to whom."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mimose.errors import ConflictError
 from mimose.recompute import hide_from_compiler
 
 
@@ -31,7 +32,8 @@ class Seat:
     @property
     def module(self) -> nn.Module:
         module = self._module()
-        assert module is not None
+        if module is None:
+            raise ConflictError("the model that mimose was attached to is gone")
         return module
 
     def take(self) -> None:

@@ -13,6 +13,7 @@ memory runs out all the same, `Mimose.retry` runs the step again under a stricte
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +29,7 @@ from mimose.bypass import Tripwire, refuse_compiled, refuse_lazy
 from mimose.collector import Ride
 from mimose.engine import Engine
 from mimose.errors import ArgumentError, ConflictError
-from mimose.identity import FORMAT
+from mimose.identity import FORMAT, difference
 from mimose.inputs import SizeFunction
 from mimose.notebook import handle_html
 from mimose.planners import Guarded, Planner, planner_named
@@ -122,8 +123,9 @@ class Mimose(Engine):
             raise ArgumentError(f"auto_checkpoint takes a torch.nn.Module, not {model!r}")
         _refuse_data_parallel(model)
         refuse_lazy(model)
+        budget = parse_budget(memory_budget)
         _refuse_options(collector, enforce, input_size)
-        budget, scheduler = parse_budget(memory_budget), Scheduler(_chosen(planner))
+        scheduler = Scheduler(_chosen(planner))
         found = find_blocks(model, blocks=blocks, exclude=exclude)
         super().__init__(
             model,
@@ -255,9 +257,13 @@ class Mimose(Engine):
         What was learned of another model, device, precision or torch is refused with a warning,
         and training observes anew.
         """
-        self._loaded = state if isinstance(state, Mapping) else {}
+        known = state if isinstance(state, Mapping) else {}
         if self._setting is not None:
-            self._take_in(self._loaded)
+            self._take_in(known)
+        elif (reason := difference(known, {})) is None:
+            self._loaded = known
+        else:  # whatever model it is for
+            self._observe_anew(reason)
 
     def _floor(self) -> Floor:
         if self._setting is not None:
@@ -276,6 +282,16 @@ def _former_on(model: nn.Module) -> RootSeat | None:
 def _chosen(planner: str | Planner) -> Planner:
     chosen = planner_named(planner)
     return chosen if isinstance(planner, str) else Guarded(chosen)
+
+
+def refuse_options(memory_budget: int | str, options: Mapping[str, Any]) -> None:
+    """Refuse what `auto_checkpoint` would refuse of any model, before there is one."""
+    given = inspect.signature(auto_checkpoint).bind(None, memory_budget, **options)
+    given.apply_defaults()
+    taken = given.arguments
+    parse_budget(memory_budget)
+    _refuse_options(taken["collector"], taken["enforce"], taken["input_size"])
+    _chosen(taken["planner"])
 
 
 def _refuse_options(collector: str, enforce: bool, input_size: SizeFunction | None) -> None:

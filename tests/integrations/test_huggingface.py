@@ -146,6 +146,9 @@ def test_logs_tell_peaks_and_recomputing(plain: Rise) -> None:
         assert 0 <= row["mimose/recompute_share"] <= 1
         assert row["mimose/recoveries"] == 0
     assert sum(logged(trainer, "mimose/observed_steps")) == enabled.stats().observed_steps
+    unplanned = [r for r in trainer.state.log_history if r.get("mimose/observed_steps") == 1]
+    assert unplanned
+    assert not any("mimose/recompute_share" in row for row in unplanned)
 
 
 def scalars(folder: Path) -> set[str]:
@@ -357,6 +360,8 @@ def test_data_parallel_is_refused_with_the_torchrun_line() -> None:
     ("options", "says"),
     [
         ({"memory_budget": "much"}, "much"),
+        ({"planner": "best"}, "best"),
+        ({"collector": "stamps"}, "stamps"),
         ({"blocks": "bert.nothing"}, "nothing"),
     ],
 )

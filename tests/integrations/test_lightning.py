@@ -113,6 +113,21 @@ def test_fit_is_the_same_however_it_is_set(changes: dict[str, Any], tmp_path: Pa
     assert handle.stats().peak_bytes <= (handle.stats().budget_bytes or 0)
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"memory_budget": "6G"}, mimose.MimoseError, "6GiB"),
+        ({"planner": "best"}, mimose.MimoseError, "best"),
+        ({"bloks": "encoder"}, TypeError, "bloks"),
+    ],
+)
+def test_callback_says_at_once_what_cannot_work(
+    options: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        MimoseCallback(**options)
+
+
 def test_nothing_is_left_on_the_module_after_the_fit(tmp_path: Path) -> None:
     module = module_of()
     before = training.places(module.encoder)

@@ -13,7 +13,7 @@ from torch import nn
 
 from mimose.errors import warn
 from mimose.integrations.metrics import Interval
-from mimose.session import Mimose, auto_checkpoint
+from mimose.session import Mimose, auto_checkpoint, refuse_options
 
 log = logging.getLogger("mimose")
 
@@ -30,6 +30,7 @@ class Companion:
     """
 
     def __init__(self, memory_budget: int | str, **options: Any) -> None:
+        refuse_options(memory_budget, options)
         self._memory_budget = memory_budget
         self._options = options
         self._interval = Interval()

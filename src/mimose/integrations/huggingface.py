@@ -21,12 +21,11 @@ from typing import Any, final
 from torch import nn
 
 from mimose.blocks import find_blocks
-from mimose.budget import parse_budget
 from mimose.errors import ConflictError
 from mimose.integrations import missing
 from mimose.integrations.companion import Companion
 from mimose.report import Explanation, Stats
-from mimose.session import Mimose
+from mimose.session import Mimose, refuse_options
 
 try:
     from accelerate.utils import DynamoBackend  # type: ignore[import-untyped]
@@ -63,7 +62,7 @@ def enable(trainer: Trainer, memory_budget: int | str = "auto", **options: Any) 
     """
     _refuse_data_parallel(trainer.args)
     # Say at once what would otherwise be found out when training begins.
-    parse_budget(memory_budget)
+    refuse_options(memory_budget, options)
     _blocks_of(trainer.model, options)
     former = vars(trainer).get("train")
     if isinstance(former, _Stand):

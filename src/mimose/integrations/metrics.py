@@ -31,7 +31,7 @@ class Interval:
             recomputed = now.runs_recomputed - before.runs_recomputed
             row["mimose/blocks_recomputed"] = recomputed / planned
         seconds = now.seconds - before.seconds
-        if seconds > 0:
+        if planned > 0 and seconds > 0:
             spent = now.recompute_seconds - before.recompute_seconds
             row["mimose/recompute_share"] = min(1.0, spent / seconds)
         return row
