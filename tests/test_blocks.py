@@ -91,6 +91,34 @@ class ResNet(nn.Module):
         self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(width, 10)
 
 
+class FrozenNorm(nn.Module):
+    """As detectors have it: a BatchNorm of buffers alone."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(width))
+
+
+class FrozenBasic(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(width, width, 3), FrozenNorm(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3), FrozenNorm(width)
+
+
+class Stage(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(FrozenBasic(width) for _ in range(2))
+
+
+def test_layers_with_frozen_norms_are_found_in_their_stages() -> None:
+    model = nn.Module()
+    model.stages = nn.ModuleList(Stage(width) for width in (4, 8))
+    found = [f"stages.{stage}.layers.{layer}" for stage in range(2) for layer in range(2)]
+    assert names(model) == found
+
+
 def test_stage_of_a_single_bottleneck_is_found_among_longer_ones() -> None:
     assert names(ResNet(1, 2, 1)) == ["layer1.0", "layer2.0", "layer2.1", "layer3.0"]
 

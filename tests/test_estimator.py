@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -455,18 +456,34 @@ def test_knowledge_is_ready_and_as_wrong_as_its_estimators() -> None:
 
 def test_no_gradients_are_born_if_none_is_missing() -> None:
     knowledge = knowing(seen(8, 128, born=(300, 200, 100)))
-    assert knowledge.born_bytes(PATTERN, 0) == (0, 0, 0)
+    assert knowledge.born_bytes(PATTERN, 0) == ((0, 0, 0), 0)
 
 
 def test_all_gradients_may_be_born_at_once_if_that_was_never_seen() -> None:
     knowledge = knowing(seen(8, 128))
-    assert knowledge.born_bytes(PATTERN, 400) == (400, 400, 400)
+    assert knowledge.born_bytes(PATTERN, 400) == ((400, 400, 400), 400)
 
 
 def test_gradients_are_born_as_seen_but_no_more_than_are_missing() -> None:
     knowledge = knowing(seen(8, 128, born=(300, 200, 100)), seen(8, 64))
-    assert knowledge.born_bytes(PATTERN, 400) == (300, 200, 100)
-    assert knowledge.born_bytes(PATTERN, 150) == (150, 150, 100)
+    assert knowledge.born_bytes(PATTERN, 400) == ((300, 200, 100), 400)
+    assert knowledge.born_bytes(PATTERN, 150) == ((150, 150, 100), 150)
+
+
+def test_gradients_of_parameters_that_no_loss_reaches_are_never_born() -> None:
+    knowledge = knowing(replace(seen(8, 128, born=(300, 200, 100)), all_born_bytes=320))
+    assert knowledge.born_bytes(PATTERN, 400) == ((300, 200, 100), 320)
+    knowledge.learn(replace(seen(8, 64, born=(0, 0, 0)), all_born_bytes=0))  # added to most
+    assert knowledge.born_bytes(PATTERN, 400) == ((300, 200, 100), 320)
+    again = Knowledge.from_plain(knowledge.to_plain())
+    assert again.born_bytes(PATTERN, 400) == ((300, 200, 100), 320)
+
+
+def test_what_older_versions_wrote_of_gradients_is_understood() -> None:
+    plain = knowing(replace(seen(8, 128, born=(300, 200, 100)), all_born_bytes=320)).to_plain()
+    del plain["observations"][0]["all_born"]
+    plain["born"][0][1].pop()
+    assert Knowledge.from_plain(plain).born_bytes(PATTERN, 400) == ((300, 200, 100), 400)
 
 
 @pytest.mark.parametrize("beyond", [size(8, 301), size(9, 64), InputSize((("ids", 2),), (8, 64))])

@@ -83,6 +83,62 @@ def test_evaluation_between_steps_passes_through(mode: str) -> None:
         assert handle.stats().planned_steps == 6
 
 
+class Attention(nn.Module):
+    """Returns its weights as well, as many models' layers do."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.norm, self.heads = nn.LayerNorm(width), heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = parts
+        weights = (query @ key.transpose(-1, -2)).softmax(-1)
+        return x + self.out((weights @ value).transpose(1, 2).flatten(2)), weights
+
+
+class Attends(nn.Module):
+    """A stack of these that lets go of the weights, or collects them."""
+
+    def __init__(self, layers: int = 8, *, collects: bool = False, idle: int = 0) -> None:
+        super().__init__()
+        self.collects = collects
+        self.embedding, self.head = nn.Embedding(50, 32), nn.Linear(32, 2)
+        self.layers = nn.ModuleList(Attention() for _ in range(layers))
+        self.other_head = nn.Linear(32, idle) if idle else None
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x, collected = self.embedding(input_ids), []
+        for layer in self.layers:
+            x, weights = layer(x)
+            if self.collects:
+                collected.append(weights)
+        return self.head(x).mean(1) + sum(weights.mean() for weights in collected)
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_weights_that_layers_return_are_counted_for_what_they_are(collects: bool) -> None:
+    sizes = [64, 96, 80, 128, 112, 72, 120, 88, 104, 124, 100, 116]
+    assert_trains_as_plain(Attends(collects=collects), texts(sizes), steps=6)
+
+
+def test_weights_that_nobody_wants_do_not_break_the_budget() -> None:
+    model, batches = Attends(), texts(lengths(25, 60, 130))
+    budget = tight_budget(model, batches)
+    with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
+        train(model, batches)
+        stats = handle.stats()
+    assert stats.peak_bytes <= budget
+    assert stats.runs_kept > stats.runs_recomputed > 0
+
+
+@pytest.mark.parametrize("micro_steps", [1, 2])
+def test_parameters_that_the_loss_does_not_reach_get_no_gradient(micro_steps: int) -> None:
+    model, batches = Attends(idle=30_000), texts(lengths(16, 60, 130))  # 4 MB
+    assert_trains_as_plain(model, batches, micro_steps=micro_steps)
+
+
 def test_frozen_first_blocks_are_no_obstacle() -> None:
     model = bert()
     for part in (model.bert.embeddings, *model.bert.encoder.layer[:2]):

@@ -65,7 +65,9 @@ class Question:
             knowledge = Knowledge.from_plain(plain)
         except (KeyError, IndexError, TypeError, ValueError):
             raise ArgumentError(f"{file} has nothing learned in it") from None
-        born = max((b for o in observations for b in o.born_bytes), default=0)
+        born = max(
+            (b for o in observations for b in (*o.born_bytes, o.all_born_bytes or 0)), default=0
+        )
         outlook = Outlook(
             knowledge=knowledge,
             planner=planner_named("optimal"),

@@ -144,7 +144,8 @@ def _has_large_parts(module: nn.Module) -> bool:
 
 
 def _count_layers(module: nn.Module) -> int:
-    return sum(bool(m._parameters) for m in module.modules())
+    """Frozen BatchNorms, which have buffers alone, are layers too."""
+    return sum(bool(m._parameters or m._buffers) for m in module.modules())
 
 
 def _holds_stages(module: nn.Module) -> bool:

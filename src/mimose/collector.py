@@ -26,7 +26,7 @@ from mimose.kin import Sample
 from mimose.memory import Meter, Reading
 from mimose.observations import Observation, Pattern, Run, StepObservation
 from mimose.stale import Stale
-from mimose.trees import bytes_given, bytes_of, storage_of
+from mimose.trees import bytes_given, bytes_of, storage_of, storages_in
 
 
 @dataclass(slots=True)
@@ -40,6 +40,8 @@ class _Seen:
     start: int
     forward: int = 0
     out_saved: int = 0
+    own_outputs: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
+    """Outputs that it saves itself, and that no run has been given yet."""
     idle: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     idle_bytes: int = 0
     before: int | None = None
@@ -116,6 +118,9 @@ class Ride(Listener):
         """Whether blocks were recomputed in the reverse order of their forwards."""
         self.unlike = False
         """Whether runs that were taken for alike were not."""
+        self.fleeting = False
+        """Whether outputs that runs save themselves were let go of while others followed: then what
+        one that is kept adds depends on whether the one before it was."""
 
     def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         """A block's forward is about to start; whether it will be recomputed."""
@@ -126,6 +131,8 @@ class Ride(Listener):
             last = self._runs[-1]
             last.forward = max(last.forward, reading.peak - self._base)
             self._settle_idle_inputs()
+            if last.own_outputs:
+                self._pass_on(last, args, kwargs)
         nth = self._counts.get(seat.index, 0)
         self._counts[seat.index] = nth + 1
         seat.run = len(self._runs)
@@ -141,11 +148,11 @@ class Ride(Listener):
         return not run.kept
 
     def forward_ends(
-        self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
+        self, block: int, own_outputs: list[torch.UntypedStorage], idle_inputs: list[torch.Tensor]
     ) -> None:
         assert self._base is not None
         run = self._runs[block]
-        run.out_saved = out_saved_bytes
+        run.own_outputs = [weakref.ref(storage) for storage in own_outputs]
         run.idle = [weakref.ref(tensor) for tensor in idle_inputs if tensor.grad_fn is not None]
         run.forward = self._read().peak - self._base
 
@@ -171,6 +178,7 @@ class Ride(Listener):
         assert self._base is not None
         run = self._runs[block]
         if self._head_backward is None:
+            self._settle_outputs()
             self._stale_bytes = self._stale.died() + self._cleared_bytes()
             self._head_backward = reading.peak - self._base + self._stale_bytes
         else:
@@ -251,11 +259,11 @@ class Ride(Listener):
         return max(0, self._held_after - max(self.peak, highest_bytes))
 
     @property
-    def born(self) -> tuple[Pattern, tuple[int, ...]] | None:
-        """The step's runs and the gradients born before each, if any were."""
+    def born(self) -> tuple[Pattern, tuple[int, ...], int] | None:
+        """The step's runs, and the gradients born before each and in all, if any were."""
         if not self._born_in_step or not self._over:
             return None
-        return self.pattern, tuple(run.born for run in self._used)
+        return self.pattern, tuple(run.born for run in self._used), self._born
 
     @property
     def kept(self) -> int:
@@ -282,6 +290,7 @@ class Ride(Listener):
             tail_bytes=self._tail or 0,
             prelude_bytes=self._prelude(),
             gradients_born=self._born_in_step,
+            all_born_bytes=self._born,
         )
         if not self.kept:
             return seen
@@ -319,6 +328,28 @@ class Ride(Listener):
             alone = [ref for ref in run.idle if _references(ref) <= _ONE_HOLDER]
             run.idle_bytes = sum(_bytes_behind(ref) for ref in alone)
         run.idle = []
+
+    def _pass_on(self, run: _Seen, args: Any, kwargs: Any) -> None:
+        """What the next run is given lives on, whether it is recomputed or not."""
+        given = storages_in((args, kwargs))
+        others = []
+        for ref in run.own_outputs:
+            storage = ref()
+            if storage is not None and storage._cdata in given:
+                run.out_saved += storage.nbytes()
+            else:
+                others.append(ref)
+        run.own_outputs = others
+
+    def _settle_outputs(self) -> None:
+        """The backward begins: outputs that are alive are so anyway. Those that the model has let
+        go of (attention weights that nobody wants) only live where their run is kept."""
+        for run in self._runs:
+            for ref in run.own_outputs:
+                storage = ref()
+                run.out_saved += 0 if storage is None else storage.nbytes()
+                self.fleeting |= storage is None and run is not self._runs[-1]
+            run.own_outputs = []
 
     def _saves_its_output(self, at: int) -> bool:
         run = self._runs[at]

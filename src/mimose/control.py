@@ -18,12 +18,13 @@ class Listener:
     """
 
     def forward_ends(
-        self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
+        self, block: int, own_outputs: list[torch.UntypedStorage], idle_inputs: list[torch.Tensor]
     ) -> None:
         """The forward of a block that will be recomputed is done.
 
-        `out_saved_bytes` of its output are among what it would have saved. `idle_inputs` are those
-        of its inputs that it would not have saved: of the two, only a recompute needs them.
+        `own_outputs` are those of its outputs that are among what it would have saved.
+        `idle_inputs` are those of its inputs that it would not have saved: of the two, only a
+        recompute needs them.
         """
 
     def awaits_backward(self, block: int) -> None:

@@ -344,7 +344,8 @@ class Engine:
                 self._herald.recorder.timed(observation, lesson.regime)
 
     def _note_kin(self, step: ObservedStep, observation: StepObservation | None) -> None:
-        if observation is not None and step.ride.straight and not step.ride.kept:
+        ride = step.ride
+        if observation is not None and ride.straight and not (ride.kept or ride.fleeting):
             self._scheduler.knowledge.note_kin(observation)
 
     def _learn(self, observation: StepObservation, *, timed: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from mimose.timeline import Profile
 _ENOUGH = 12
 """Observations after which sizes that cannot be predicted are no longer observed for their own
 sake, if a larger one tells enough."""
+_ALL = 1 << 62
+"""Gradients of whatever has none yet."""
 _MOST_STRANGERS = 2
 """How often runs may be taken for alike that are not, before all are looked at for good."""
 
@@ -33,6 +35,7 @@ class Knowledge:
         self._preferred: dict[Layout, Estimator] = {}
         self._largest: dict[Layout, InputSize] = {}
         self._born: dict[Pattern, tuple[int, ...]] = {}
+        """The most gradients that came into being before each run's recompute; and in all."""
         self._kin: dict[tuple[Layout, bool], Kin] = {}
         self._strangers = 0
         self._failed_at: InputSize | None = None
@@ -91,7 +94,7 @@ class Knowledge:
             self._kin = {}
         self._prefer(observation.size.layout)
         if observation.gradients_born:
-            self.note_born(observation.pattern, observation.born_bytes)
+            self.note_born(observation.pattern, observation.born_bytes, observation.all_born_bytes)
         self.version += 1
         if not as_expected:
             self.mark = object()
@@ -106,9 +109,16 @@ class Knowledge:
         if estimator is not None and estimator.take_times(observation):
             self.mark = object()
 
-    def note_born(self, pattern: Pattern, born_bytes: tuple[int, ...]) -> None:
-        """Gradients came into being in this order: exact, whatever else the step was like."""
-        self._born[pattern] = born_bytes
+    def note_born(
+        self, pattern: Pattern, born_bytes: Sequence[int], all_born_bytes: int | None
+    ) -> None:
+        """Gradients came into being in this order: exact, whatever else the step was like.
+
+        Where some existed already there were fewer, so the most that was seen counts.
+        """
+        now = (*born_bytes, _ALL if all_born_bytes is None else all_born_bytes)
+        known = self._born.get(pattern)
+        self._born[pattern] = tuple(map(max, known, now)) if known else now
 
     def note_kin(self, seen: StepObservation) -> None:
         """A step that was seen whole shows which runs are alike."""
@@ -196,14 +206,16 @@ class Knowledge:
         estimator = self._preferred.get(size.layout)
         return (size, None) if estimator is None else (estimator.sharing(size), estimator.pattern)
 
-    def born_bytes(self, pattern: Pattern, missing_bytes: int) -> tuple[int, ...]:
-        """Gradients that will be born before each run's recompute, if so much is missing now."""
+    def born_bytes(self, pattern: Pattern, missing_bytes: int) -> tuple[tuple[int, ...], int]:
+        """Gradients that will be born before each run's recompute, and in all, if so much is
+        missing now."""
         if not missing_bytes:
-            return (0,) * len(pattern)
+            return (0,) * len(pattern), 0
         known = self._born.get(pattern)
         if known is None:  # never seen: all of them, at once
-            return (missing_bytes,) * len(pattern)
-        return tuple(min(born, missing_bytes) for born in known)
+            return (missing_bytes,) * len(pattern), missing_bytes
+        *before, in_all = [min(born, missing_bytes) for born in known]
+        return tuple(before), in_all
 
     def peaked(self, size: InputSize, predicted_rise: int, real_rise: int | None) -> None:
         """A step rose so far above its start; None if nobody could see.
@@ -231,9 +243,12 @@ class Knowledge:
             knowledge.learn(StepObservation.from_plain(observation, blocks))
         for pattern, born in plain["born"]:
             runs = tuple((int(block), int(nth)) for block, nth in pattern)
-            if len(runs) != len(born):
+            numbers = [*map(int, born)]
+            if len(numbers) == len(runs):  # as older versions wrote it
+                numbers.append(_ALL)
+            if len(numbers) != len(runs) + 1:
                 raise ValueError(f"gradients of {len(born)} runs where there are {len(runs)}")
-            knowledge.note_born(runs, tuple(map(int, born)))
+            knowledge.note_born(runs, numbers[:-1], numbers[-1])
         return knowledge
 
     def _observations(self) -> Iterable[StepObservation]:

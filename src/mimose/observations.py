@@ -70,6 +70,9 @@ class StepObservation:
     nobody looked."""
     gradients_born: bool
     """Whether gradients came into being in this step, rather than being added to."""
+    all_born_bytes: int | None = None
+    """All of them, by the step's end: parameters that the loss does not reach get none. None if
+    nobody looked."""
 
     @property
     def born_bytes(self) -> tuple[int, ...]:
@@ -109,6 +112,7 @@ class StepObservation:
             "tail": self.tail_bytes,
             "prelude": self.prelude_bytes,
             "gradients_born": self.gradients_born,
+            "all_born": self.all_born_bytes,
         }
 
     @classmethod
@@ -132,6 +136,7 @@ class StepObservation:
             tail_bytes=int(plain["tail"]),
             prelude_bytes=None if plain["prelude"] is None else int(plain["prelude"]),
             gradients_born=bool(plain["gradients_born"]),
+            all_born_bytes=None if plain.get("all_born") is None else int(plain["all_born"]),
         )
 
 

@@ -66,8 +66,8 @@ class Outlook:
         pattern = self.knowledge.pattern_for(size)
         if profile is None or pattern is None:
             return None
-        born = self.knowledge.born_bytes(pattern, self.missing_bytes)
-        return profile.in_step(born, 0, self.missing_bytes)
+        born, all_born = self.knowledge.born_bytes(pattern, self.missing_bytes)
+        return profile.in_step(born, 0, all_born)
 
     def base_bytes(self, profile: Profile) -> int:
         """In use when the first block starts."""

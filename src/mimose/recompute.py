@@ -35,7 +35,7 @@ from mimose.errors import RecomputeError
 from mimose.failure import is_out_of_memory
 from mimose.held import Held, HeldByGraph
 from mimose.rehearsal import Rehearsal, Watch, alike
-from mimose.trees import argument_tensors, local, storage_bytes, storage_of
+from mimose.trees import argument_tensors, local, storage_of, storages_in
 
 
 class Found(Protocol):
@@ -337,10 +337,10 @@ class Frame:
     def _tell_of_forward(self, listener: Listener, args: Any, kwargs: Any, out: Any) -> None:
         saved = {s._cdata for ref in self.storages if (s := ref()) is not None}
         self.storages = []
-        shared = sum(size for key, size in storage_bytes(out).items() if key in saved)
+        own = [storage for key, storage in storages_in(out).items() if key in saved]
         inputs = argument_tensors(args, kwargs)
         idle = [t for t in inputs if (s := storage_of(t)) is not None and s._cdata not in saved]
-        listener.forward_ends(self.block, shared, idle)
+        listener.forward_ends(self.block, own, idle)
 
     def _describe_misfits(self) -> str:
         lines = [

@@ -177,10 +177,11 @@ class Scheduler:
     def _in_step(
         self, setting: Setting, pattern: Pattern, missing: tuple[bool, ...], stale_bytes: int
     ) -> InStep:
-        """What `Profile.in_step` asks: gradients to be born, what is given back, all missing."""
+        """What `Profile.in_step` asks: gradients to be born, what is given back, all born."""
         leaving = setting.gradients.leaving_bytes(missing)
         missing_bytes = setting.gradients.missing_bytes(missing) + leaving
-        return self.knowledge.born_bytes(pattern, missing_bytes), stale_bytes, missing_bytes
+        born, all_born = self.knowledge.born_bytes(pattern, missing_bytes)
+        return born, stale_bytes, all_born
 
     def sample(
         self, setting: Setting, size: InputSize, reading: Reading, stale_bytes: int

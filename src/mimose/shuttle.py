@@ -42,11 +42,12 @@ class Shuttle(Ride):
         return True
 
     def forward_ends(
-        self, block: int, out_saved_bytes: int, idle_inputs: list[torch.Tensor]
+        self, block: int, own_outputs: list[torch.UntypedStorage], idle_inputs: list[torch.Tensor]
     ) -> None:
-        super().forward_ends(block, out_saved_bytes, idle_inputs)
+        super().forward_ends(block, own_outputs, idle_inputs)
         saved, spike, begun, ended = self._looked[block]
-        self._looked[block] = (saved + out_saved_bytes, spike, begun, ended)
+        saved += sum(storage.nbytes() for storage in own_outputs)
+        self._looked[block] = (saved, spike, begun, ended)
 
     def after_recompute(self, block: int) -> None:
         super().after_recompute(block)

@@ -113,13 +113,13 @@ class Profile:
         return max(self.head_forward, self.head_backward)
 
     def in_step(
-        self, born_bytes: Sequence[int], stale_bytes: int, missing_bytes: int = 0
+        self, born_bytes: Sequence[int], stale_bytes: int, all_born_bytes: int = 0
     ) -> Profile:
         """The same, in a step in which these gradients are born and these outputs are stale.
 
-        `born_bytes` are there before each run's recompute, `missing_bytes` by the end of all.
+        `born_bytes` are there before each run's recompute, `all_born_bytes` by the end of all.
         """
-        if not stale_bytes and not missing_bytes and not any(born_bytes):
+        if not stale_bytes and not all_born_bytes and not any(born_bytes):
             return self
         runs = tuple(
             [
@@ -129,7 +129,7 @@ class Profile:
                 )
             ]
         )
-        head, tail = self.head_backward - stale_bytes, self.tail + missing_bytes - stale_bytes
+        head, tail = self.head_backward - stale_bytes, self.tail + all_born_bytes - stale_bytes
         return Profile(self.size, runs, self.head_forward, head, tail, self.prelude)
 
 

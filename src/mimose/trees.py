@@ -73,8 +73,13 @@ def bytes_given(args: Any, kwargs: Any) -> int:
 
 def storage_bytes(value: Any) -> dict[int, int]:
     """The bytes of each storage behind the tensors in a value; views of one count once."""
+    return {key: storage.nbytes() for key, storage in storages_in(value).items()}
+
+
+def storages_in(value: Any) -> dict[int, torch.UntypedStorage]:
+    """Each storage behind the tensors in a value, once."""
     storages = (storage_of(part) for tensor in tensors_in(value) for part in _parts(tensor))
-    return {s._cdata: s.nbytes() for s in storages if s is not None}
+    return {s._cdata: s for s in storages if s is not None}
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:

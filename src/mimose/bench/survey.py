@@ -79,8 +79,9 @@ class Survey:
         profile = with_shared_times(seen).profile() if seen else self.estimator.predict(size)
         profile = profile or self.estimator.bound(size)
         assert profile is not None, "the largest size was observed"
-        born = self.observations[-1].born_bytes
-        return profile.in_step(born, 0, self.gradient_bytes)
+        last = self.observations[-1]
+        known = last.all_born_bytes
+        return profile.in_step(last.born_bytes, 0, self.gradient_bytes if known is None else known)
 
     def plan(self, size: InputSize, budget_bytes: int, planner: Planner | None = None) -> Plan:
         """The best plan of a size, with the reserve that mimose starts with."""
