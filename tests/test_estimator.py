@@ -454,6 +454,26 @@ def test_knowledge_is_ready_and_as_wrong_as_its_estimators() -> None:
     assert knowledge.error == pytest.approx(0, abs=1e-5)
 
 
+def falling(length: int) -> StepObservation:
+    """What is left after the blocks is less for longer inputs: more was there before them."""
+    return replace(seen(8, length), tail_bytes=10**7 - 1000 * length)
+
+
+def test_what_falls_with_the_size_is_predicted_as_well() -> None:
+    estimator = taught(map(falling, (64, 96, 128, 200, 256)))
+    profile = estimator.predict(size(8, 160))
+    assert profile is not None
+    assert 10**7 - 160_000 <= profile.tail <= 10**7 - 64_000
+
+
+def test_a_bound_is_no_lower_where_something_falls_with_the_size() -> None:
+    estimator = taught(map(falling, (64, 256)))
+    bound, larger = estimator.bound(size(8, 160)), falling(256).profile()
+    assert bound is not None
+    assert bound.tail == 10**7 - 64_000
+    assert [run.saved for run in bound.runs] == [run.saved for run in larger.runs]
+
+
 def test_no_gradients_are_born_if_none_is_missing() -> None:
     knowledge = knowing(seen(8, 128, born=(300, 200, 100)))
     assert knowledge.born_bytes(PATTERN, 0) == ((0, 0, 0), 0)

@@ -152,6 +152,34 @@ class Squares(nn.Module):
         return self.linear(x).square()
 
 
+class Scales(nn.Module):
+    """Passes on what it is given, and saves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, by: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.linear(x) * by, by
+
+
+def test_what_a_block_passes_through_is_not_its_own_output() -> None:
+    told = []
+
+    class Hears(Listener):
+        def forward_ends(self, block: int, own: list, idle: list) -> None:
+            told.append(own)
+
+    model = nn.Sequential(Scales(), Scales())
+    attach(model, Hears(), 0)
+    for _ in range(2):
+        by = torch.ones(2, 4, requires_grad=True) * 2
+        out, passed = model[0](torch.ones(2, 4, requires_grad=True), by)
+        assert passed is by
+        out.sum().backward()
+    assert told == [[], []]
+
+
 def test_forward_tells_how_much_of_its_output_it_would_have_saved() -> None:
     told = {}
 

@@ -164,12 +164,18 @@ class Estimator:
         return size not in self._seen and self._fit is not None and self._fit.beyond(size) > REACH
 
     def bound(self, size: InputSize) -> Profile | None:
-        """A profile that is no lower than that of `size`: memory grows with size."""
-        larger = [other for other in self._seen if size <= other]
+        """A profile that is no lower than that of `size`: memory grows with size.
+
+        A few quantities fall; those are no higher than at a smaller one.
+        """
+        larger = [seen for other, seen in self._seen.items() if size <= other]
         if not larger:
             return None
-        smallest = min(larger, key=lambda other: sum(r.saved_bytes for r in self._seen[other].runs))
-        return self._seen[smallest].profile()
+        bound = min(larger, key=_volume)
+        smaller = [seen for other, seen in self._seen.items() if other <= size]
+        if smaller:
+            bound = max(smaller, key=_volume).joined(bound)
+        return bound.profile()
 
     def sharing(self, size: InputSize) -> InputSize:
         """The size whose plan `size` may share: itself, or one that is hardly larger."""
@@ -195,14 +201,17 @@ class Estimator:
         """Forget the size whose neighbours are nearest; not one that marks the range's end."""
         dims = np.array([size.dims for size in self._seen])
         ends = {int(i) for i in (*dims.argmin(0), *dims.argmax(0))}
-        volume = {
-            size: sum(run.saved_bytes for run in seen.runs) for size, seen in self._seen.items()
-        }
+        volume = {size: _volume(seen) for size, seen in self._seen.items()}
         at_end = {size for i, size in enumerate(self._seen) if i in ends}
         order = sorted(volume, key=lambda size: volume[size])
         inner = [i for i in range(1, len(order) - 1) if order[i] not in at_end]
         gap = {i: volume[order[i + 1]] - volume[order[i - 1]] for i in inner}
         del self._seen[order[min(gap, key=lambda i: gap[i])] if gap else order[0]]
+
+
+def _volume(seen: StepObservation) -> int:
+    """What all its runs save."""
+    return sum(run.saved_bytes for run in seen.runs)
 
 
 def _peaks(profile: Profile) -> tuple[float, float]:

@@ -65,14 +65,17 @@ class Fit:
     _low: list[int] = field(init=False)
     _high: list[int] = field(init=False)
     _kinks: bool = field(init=False)
+    _capped: npt.NDArray[np.bool_] = field(init=False)
+    """Which quantities are never more than at a larger size."""
     _ladder: _Ladder | None = field(init=False)
 
     def __post_init__(self) -> None:
         columns = list(zip(*self.points, strict=True))
         self._low, self._high = [min(c) for c in columns], [max(c) for c in columns]
         self._kinks = bool(self.kinked.any())
+        self._capped = ~self.kinked & self._rising()
         one = len(columns) == 1
-        self._ladder = _Ladder.of(columns[0], self.values, self.kinked) if one else None
+        self._ladder = _Ladder.of(columns[0], self.values, self._capped) if one else None
 
     @property
     def fair(self) -> bool:
@@ -172,7 +175,8 @@ class Fit:
         return _at_most(self._low, point) and _at_most(point, self._high)
 
     def _within_neighbours(self, point: Sequence[float], row: Floats) -> Floats:
-        """No more than at any larger size seen, no less than at any smaller one: memory grows.
+        """No more than at any larger size seen, no less than at any smaller one: memory grows, as a
+        rule.
 
         Where sizes seen lie close together, a fit may bend far away from them.
         """
@@ -181,8 +185,19 @@ class Fit:
         larger = [i for i, other in enumerate(self.points) if _at_most(point, other)]
         smaller = [i for i, other in enumerate(self.points) if _at_most(other, point)]
         if larger:
-            row = np.where(self.kinked, row, np.minimum(row, self.values[larger].min(0)))
+            row = np.where(self._capped, np.minimum(row, self.values[larger].min(0)), row)
         return np.maximum(row, self.values[smaller].max(0)) if smaller else row
+
+    def _rising(self) -> npt.NDArray[np.bool_]:
+        """Which quantities were never more at a smaller size.
+
+        Others are: what is left after the blocks, above what was there before them.
+        """
+        rising = np.ones(self.values.shape[1], bool)
+        for point, row in zip(self.points, self.values, strict=True):
+            larger = [i for i, other in enumerate(self.points) if _at_most(point, other)]
+            rising &= row <= self.values[larger].min(0)
+        return rising
 
     def _mind_kinks(self, point: Sequence[float], row: Floats) -> Floats:
         """What a kinked quantity is at most, as far as observations tell."""
@@ -230,14 +245,14 @@ class _Ladder:
     floor: Floats
     """The most that was seen up to each size."""
     ceiling: Floats
-    """The least that was seen from each size on; nothing, of quantities with kinks."""
+    """The least that was seen from each size on; nothing, of quantities that have no cap."""
 
     @classmethod
-    def of(cls, at: Sequence[int], values: Floats, kinked: npt.NDArray[np.bool_]) -> _Ladder:
+    def of(cls, at: Sequence[int], values: Floats, capped: npt.NDArray[np.bool_]) -> _Ladder:
         order = sorted(range(len(at)), key=at.__getitem__)
         values = values[order]
         ceiling = np.minimum.accumulate(values[::-1], axis=0)[::-1].copy()
-        ceiling[:, kinked] = np.inf
+        ceiling[:, ~capped] = np.inf
         return cls([at[i] for i in order], values, np.maximum.accumulate(values, axis=0), ceiling)
 
     def within(self, x: float, row: Floats) -> Floats:

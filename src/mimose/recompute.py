@@ -337,8 +337,9 @@ class Frame:
     def _tell_of_forward(self, listener: Listener, args: Any, kwargs: Any, out: Any) -> None:
         saved = {s._cdata for ref in self.storages if (s := ref()) is not None}
         self.storages = []
-        own = [storage for key, storage in storages_in(out).items() if key in saved]
         inputs = argument_tensors(args, kwargs)
+        made = saved - storages_in(inputs).keys()  # what is passed through is somebody else's
+        own = [storage for key, storage in storages_in(out).items() if key in made]
         idle = [t for t in inputs if (s := storage_of(t)) is not None and s._cdata not in saved]
         listener.forward_ends(self.block, own, idle)
 
