@@ -21,6 +21,10 @@ def test_bias_downwards_is_believed_only_after_many_steps() -> None:
     assert after(*[-0.02] * 16).margin == pytest.approx(-0.02)
 
 
+def test_predictions_that_are_far_too_high_are_believed_to_be_a_little_too_high() -> None:
+    assert after(*[-0.5] * 16).margin == pytest.approx(-0.03)
+
+
 def test_noise_widens_the_margin_to_its_upper_end() -> None:
     noise = [(i % 10 - 5) / 500 for i in range(64)]
     assert after(*noise).margin == pytest.approx(max(noise))

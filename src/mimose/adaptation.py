@@ -9,6 +9,9 @@ _WINDOW = 64
 _QUANTILE = 0.98
 _TO_SHIFT_DOWN = 16
 """Real peaks it takes to believe that predictions are too high."""
+_MOST_DOWN = 0.03
+"""By how much they are believed to be too high at most: other plans peak elsewhere, where they may be
+exact, and then go over by so much."""
 _STRANGE = 0.03
 """A difference, as a share of the predicted rise, that is a reason to observe again."""
 _AGE = 16
@@ -75,4 +78,4 @@ class Adaptation:
             return
         ordered = sorted(self._recent)
         upper = ordered[math.ceil(_QUANTILE * len(ordered)) - 1]
-        self.margin = upper if len(ordered) >= _TO_SHIFT_DOWN else max(0.0, upper)
+        self.margin = max(upper, -_MOST_DOWN if len(ordered) >= _TO_SHIFT_DOWN else 0.0)
