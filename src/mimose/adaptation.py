@@ -10,8 +10,8 @@ _QUANTILE = 0.98
 _TO_SHIFT_DOWN = 16
 """Real peaks it takes to believe that predictions are too high."""
 _MOST_DOWN = 0.03
-"""By how much they are believed to be too high at most: other plans peak elsewhere, where they may be
-exact, and then go over by so much."""
+"""By how much they are believed to be too high at most: other plans peak elsewhere, where they may
+be exact, and then go over by so much."""
 _STRANGE = 0.03
 """A difference, as a share of the predicted rise, that is a reason to observe again."""
 _AGE = 16

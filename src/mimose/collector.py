@@ -11,9 +11,7 @@ choice of blocks: no block lies inside another, so nothing is counted twice.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,48 +22,10 @@ from mimose.control import Listener
 from mimose.inputs import InputSize
 from mimose.kin import Sample
 from mimose.memory import Meter, Reading
-from mimose.observations import Observation, Pattern, Run, StepObservation
+from mimose.observations import Observation, Pattern, StepObservation
+from mimose.seen import Seen
 from mimose.stale import Stale
-from mimose.trees import bytes_given, bytes_of, storage_of, storages_in
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What is known so far of one run."""
-
-    key: Run
-    gradient_bytes: int
-    """Of its parameters; not told where gradients come into being, which `born` tells of."""
-    input_bytes: int
-    start: int
-    forward: int = 0
-    out_saved: int = 0
-    own_outputs: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
-    """Outputs that it saves itself, and that no run has been given yet."""
-    idle: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
-    idle_bytes: int = 0
-    before: int | None = None
-    entry: int = 0
-    born: int = 0
-    after: int = 0
-    saved: int = 0
-    spike: int = 0
-    back: int = 0
-    begun: Any = None
-    ended: Any = None
-    kept: bool = False
-    """Whether others, that are recomputed, tell of it."""
-    awaited: bool = False
-    """Whether its backward was to come."""
-    entered: bool = False
-    """Whether it came."""
-    late: bool = False
-    """Whether it came in another backward, after the step's."""
-
-    @property
-    def unused(self) -> bool:
-        """Whether the loss did not depend on it."""
-        return self.awaited and not self.entered and self.before is None
+from mimose.trees import bytes_given, bytes_of
 
 
 class Ride(Listener):
@@ -97,9 +57,9 @@ class Ride(Listener):
         self._born = 0
         self._base: int | None = None
         self._in_use_before = in_use_before
-        self._runs: list[_Seen] = []
+        self._runs: list[Seen] = []
         self._counts: dict[int, int] = {}
-        self._latest: _Seen | None = None
+        self._latest: Seen | None = None
         self._last_recomputed = sys.maxsize
         self._head_forward = 0
         self._head_backward: int | None = None
@@ -132,7 +92,7 @@ class Ride(Listener):
             last.forward = max(last.forward, reading.peak - self._base)
             self._settle_idle_inputs()
             if last.own_outputs:
-                self._pass_on(last, args, kwargs)
+                last.pass_on(args, kwargs)
         nth = self._counts.get(seat.index, 0)
         self._counts[seat.index] = nth + 1
         seat.run = len(self._runs)
@@ -141,7 +101,7 @@ class Ride(Listener):
         given = bytes_given(args, kwargs)
         start = reading.in_use - self._base
         gradient_bytes = 0 if self._born_in_step else _gradient_bytes(seat.module)
-        run = _Seen((seat.index, nth), gradient_bytes, given, start)
+        run = Seen((seat.index, nth), gradient_bytes, given, start)
         self._runs.append(run)
         if self._sample is not None and seat.trusted:
             run.kept = seat.guarded = not self._sample.again.get(run.key, True)
@@ -152,8 +112,7 @@ class Ride(Listener):
     ) -> None:
         assert self._base is not None
         run = self._runs[block]
-        run.own_outputs = [weakref.ref(storage) for storage in own_outputs]
-        run.idle = [weakref.ref(tensor) for tensor in idle_inputs if tensor.grad_fn is not None]
+        run.forward_ends(own_outputs, idle_inputs)
         run.forward = self._read().peak - self._base
 
     def model_returns(self) -> None:
@@ -238,7 +197,7 @@ class Ride(Listener):
         self._tail = reading.peak - self._base + self._stale_bytes - self._born
 
     @property
-    def _used(self) -> list[_Seen]:
+    def _used(self) -> list[Seen]:
         """The runs that the loss depended on: others show nothing of what they cost, so plans are
         not to know them."""
         return [run for run in self._runs if not run.unused]
@@ -321,35 +280,15 @@ class Ride(Listener):
         """The last run is over and its caller has moved on: what of its input is left to it alone?
 
         Not what the first run takes (its caller often holds on to that), nor what the run before
-        saves itself, nor anything that somebody else still refers to: masks, collected states.
+        saves itself.
         """
-        run = self._runs[-1]
-        if len(self._runs) > 1 and not self._saves_its_output(-2):
-            alone = [ref for ref in run.idle if _references(ref) <= _ONE_HOLDER]
-            run.idle_bytes = sum(_bytes_behind(ref) for ref in alone)
-        run.idle = []
-
-    def _pass_on(self, run: _Seen, args: Any, kwargs: Any) -> None:
-        """What the next run is given lives on, whether it is recomputed or not."""
-        given = storages_in((args, kwargs))
-        others = []
-        for ref in run.own_outputs:
-            storage = ref()
-            if storage is not None and storage._cdata in given:
-                run.out_saved += storage.nbytes()
-            else:
-                others.append(ref)
-        run.own_outputs = others
+        alone = len(self._runs) > 1 and not self._saves_its_output(-2)
+        self._runs[-1].settle_idle_inputs(alone=alone)
 
     def _settle_outputs(self) -> None:
-        """The backward begins: outputs that are alive are so anyway. Those that the model has let
-        go of (attention weights that nobody wants) only live where their run is kept."""
         for run in self._runs:
-            for ref in run.own_outputs:
-                storage = ref()
-                run.out_saved += 0 if storage is None else storage.nbytes()
-                self.fleeting |= storage is None and run is not self._runs[-1]
-            run.own_outputs = []
+            let_go = run.settle_outputs()
+            self.fleeting |= let_go and run is not self._runs[-1]
 
     def _saves_its_output(self, at: int) -> bool:
         run = self._runs[at]
@@ -357,27 +296,12 @@ class Ride(Listener):
             return bool(run.out_saved)
         return self._sample.kin.saves_its_output(run.key)
 
-    def _finished(self, run: _Seen, *, timed: bool) -> Observation:
-        # Where gradients are added to existing ones, each is freed at once; where they come into
-        # being they stay. Observations speak of the latter: it takes no less.
-        stays = 0 if self._born_in_step else run.gradient_bytes
-        return Observation(
-            start_bytes=run.start,
-            forward_bytes=run.forward,
-            entry_bytes=run.entry,
-            born_bytes=run.born,
-            saved_bytes=max(0, run.saved),
-            spike_bytes=max(0, run.spike),
-            back_bytes=max(0, run.back) + stays,
-            out_saved_bytes=min(run.out_saved, max(0, run.saved)),
-            in_idle_bytes=run.idle_bytes,
-            # Times and what stands in for them are never mixed: they are compared with each other.
-            seconds=(self._seconds(run) or 0.0) if timed else max(0, run.saved) * 1e-12,
-            fixed=run.before is None,
-            input_bytes=run.input_bytes,
-        )
+    def _finished(self, run: Seen, *, timed: bool) -> Observation:
+        # Times and what stands in for them are never mixed: they are compared with each other.
+        seconds = (self._seconds(run) or 0.0) if timed else max(0, run.saved) * 1e-12
+        return run.observation(seconds, gradients_stay=self._born_in_step)
 
-    def _seconds(self, run: _Seen) -> float | None:
+    def _seconds(self, run: Seen) -> float | None:
         return 0.0 if run.ended is None else self._clock.seconds(run.begun, run.ended)
 
     def _read(self) -> Reading:
@@ -409,19 +333,3 @@ class Ride(Listener):
 
 def _gradient_bytes(module: torch.nn.Module) -> int:
     return bytes_of(p for p in module.parameters() if p.requires_grad)
-
-
-def _bytes_behind(ref: weakref.ref[torch.Tensor]) -> int:
-    tensor = ref()
-    storage = None if tensor is None else storage_of(tensor)
-    return 0 if storage is None else storage.nbytes()
-
-
-def _references(ref: weakref.ref[torch.Tensor]) -> int:
-    tensor = ref()
-    return sys.getrefcount(tensor)
-
-
-_held_once = torch.empty(0)
-_ONE_HOLDER = _references(weakref.ref(_held_once))
-"""What `_references` counts for a tensor that a single other holder refers to."""
