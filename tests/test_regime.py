@@ -197,7 +197,7 @@ def test_regimes_by_turns_are_known_each() -> None:
         run.observed = observed
         run.train(labelled([60]))
     assert run.observed == [True, True, True] + [False] * 7
-    assert len(run.handle._scheduler._known) == 2
+    assert len(run.handle._scheduler._chapters._known) == 2
     run.finish()
 
 

@@ -1,8 +1,6 @@
 """From a batch's size and the memory in use to a plan, and what steps teach about that.
 
-The paper's scheduler with its plan cache. What is known of the model is kept apart by regime: a
-layer unfrozen, another attention implementation or autocast switched on begins a new chapter, and
-going back to an earlier one needs no observing.
+The paper's scheduler with its plan cache.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from mimose.chapters import Chapters
 from mimose.decision import Decision, InStep, Terms
 from mimose.inputs import InputSize
 from mimose.kin import Sample
@@ -30,7 +29,6 @@ log = logging.getLogger("mimose")
 
 _MOST_SURPRISES = 16
 """How often a block that no plan knew, or a doubt, makes the next step an observed one."""
-_MOST_REGIMES = 8
 _PROBE_EVERY = 16
 """At least so many planned steps there are to one whose memory is compared with the timeline."""
 _OVERDUE = 4 * _PROBE_EVERY
@@ -59,8 +57,7 @@ class Scheduler:
         self.knowledge = self._planned_from = Knowledge()
         """What is known in the present regime; and what the last plan came from."""
         self.strictness = AS_PLANNED
-        self._known: dict[Regime, Knowledge] = {}
-        self._regime: Regime | None = None
+        self._chapters = Chapters()
         self._surprises = 0
         self._look_at_all = False
         self._unwatched = 0
@@ -69,16 +66,13 @@ class Scheduler:
 
     def enter(self, regime: Regime) -> str | None:
         """A step runs in this regime; if it is a new one, what is different from the last one."""
-        former, self._regime = self._regime, regime
-        known = self._known.pop(regime, None)
-        self.knowledge = self._known[regime] = known or Knowledge()
-        while len(self._known) > _MOST_REGIMES:  # the one that was left the longest ago
-            del self._known[next(iter(self._known))]
-        return None if known or former is None else _difference(former, regime)
+        self.knowledge, change = self._chapters.enter(regime)
+        return change
 
     @property
     def regime(self) -> Regime | None:
-        return self._regime
+        """The present one; None before the first step."""
+        return self._chapters.present
 
     def decide(
         self,
@@ -345,41 +339,15 @@ class Scheduler:
 
     def to_plain(self) -> list[dict[str, Any]]:
         """What is known, by regime; plain numbers and strings."""
-        return [
-            {"regime": regime.to_plain(), "knowledge": knowledge.to_plain()}
-            for regime, knowledge in self._known.items()
-            if knowledge.version
-        ]
+        return self._chapters.to_plain()
 
     def take_in(self, plain: list[Mapping[str, Any]], blocks: int) -> None:
         """Know again, of a model of so many blocks, what `to_plain` gave: all of it or nothing."""
-        chapters = {
-            Regime.from_plain(chapter["regime"]): Knowledge.from_plain(chapter["knowledge"], blocks)
-            for chapter in plain
-        }
-        self._known.update(chapters)
+        self._chapters.take_in(plain, blocks)
         self.cache.clear()
-        if self._regime is not None:
-            self.enter(self._regime)
+        if self.regime is not None:
+            self.enter(self.regime)
 
     def why_unknown(self) -> str | None:
         """Why what was taken in does not serve the present regime; None if it does."""
-        others = [r for r, k in self._known.items() if k.version and r != self._regime]
-        if self.knowledge.version or self._regime is None or not others:
-            return None
-        return _difference(others[-1], self._regime)
-
-
-def _difference(former: Regime, regime: Regime) -> str | None:
-    """What has changed from one regime to another, in words."""
-    changes = [
-        f"{name} was {before or 'off'}, now is {after or 'off'}"
-        for name, before, after in (
-            ("autocast", former.autocast, regime.autocast),
-            ("the attention implementation", former.attention, regime.attention),
-        )
-        if before != after
-    ]
-    if former.trained != regime.trained:
-        changes.append("other parameters are trained")
-    return "; ".join(changes) or None
+        return None if self.knowledge.version else self._chapters.difference_from_others()
