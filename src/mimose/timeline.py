@@ -13,7 +13,7 @@ kept by earlier runs:
     after the backwards tail
 
 The peak is the largest of these. A run that keeps its output itself (a final ReLU) shares it with
-its successor's input, hence `out_saved`. One that does not save its input (its first operator casts
+its successor's input, or with whoever else holds it until the backward, hence `out_saved`. One that does not save its input (its first operator casts
 it, say) lets go of it when kept, while a recompute needs it, hence `in_idle`.
 
 Two things depend on the step rather than on the size: gradients that come into being in it
@@ -46,7 +46,7 @@ class RunCost(NamedTuple):
     back: int
     """Peak of its backward above what is in use once its activations are there."""
     out_saved: int
-    """Bytes of its own output that it saves itself."""
+    """Bytes of its own output that it saves itself, and that live until the backward anyway."""
     in_idle: int
     """Bytes of its input that it does not save: held for a recompute alone."""
     nanoseconds: int
