@@ -166,16 +166,22 @@ class Estimator:
     def bound(self, size: InputSize) -> Profile | None:
         """A profile that is no lower than that of `size`: memory grows with size.
 
-        A few quantities fall; those are no higher than at a smaller one.
+        What is left before and after the blocks may fall: it is no higher than at a smaller one.
         """
         larger = [seen for other, seen in self._seen.items() if size <= other]
         if not larger:
             return None
-        bound = min(larger, key=_volume)
+        bound = min(larger, key=_volume).profile()
         smaller = [seen for other, seen in self._seen.items() if other <= size]
-        if smaller:
-            bound = max(smaller, key=_volume).joined(bound)
-        return bound.profile()
+        if not smaller:
+            return bound
+        below = max(smaller, key=_volume).profile()
+        return replace(
+            bound,
+            head_forward=max(bound.head_forward, below.head_forward),
+            head_backward=max(bound.head_backward, below.head_backward),
+            tail=max(bound.tail, below.tail),
+        )
 
     def sharing(self, size: InputSize) -> InputSize:
         """The size whose plan `size` may share: itself, or one that is hardly larger."""

@@ -32,6 +32,8 @@ _QUANTITIES = (
 )
 _quantities = attrgetter(*_QUANTITIES)
 _SAVED = _QUANTITIES.index("saved")
+_TAKEN_OFF = [name in ("out_saved", "in_idle") for name in _QUANTITIES]
+"""Which are subtracted in the timeline: of those the lower end is the safe one."""
 _OF_STEP = 4
 """How many quantities are of the step, not of a run: the head's two, the tail, the prelude."""
 _FAIR_ERROR = 0.02
@@ -67,6 +69,7 @@ class Fit:
     _kinks: bool = field(init=False)
     _capped: npt.NDArray[np.bool_] = field(init=False)
     """Which quantities are never more than at a larger size."""
+    _taken_off: npt.NDArray[np.bool_] = field(init=False)
     _ladder: _Ladder | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +77,7 @@ class Fit:
         self._low, self._high = [min(c) for c in columns], [max(c) for c in columns]
         self._kinks = bool(self.kinked.any())
         self._capped = ~self.kinked & self._rising()
+        self._taken_off = np.array([*_TAKEN_OFF * len(self.fixed), *[False] * _OF_STEP])
         one = len(columns) == 1
         self._ladder = _Ladder.of(columns[0], self.values, self._capped) if one else None
 
@@ -202,14 +206,16 @@ class Fit:
     def _mind_kinks(self, point: Sequence[float], row: Floats) -> Floats:
         """What a kinked quantity is at most, as far as observations tell."""
         if self._ladder is not None:
+            smallest = self._ladder.values[0]
             if point[0] <= self._ladder.at[0]:
-                return np.where(self.kinked, self._ladder.values[0], row)
-            chord = self._ladder.chord(point[0])
-            if chord is not None:
-                return np.where(self.kinked, np.maximum(row, chord), row)
-        fitted = self._fitted()
-        short = (self.values - fitted) / np.maximum(fitted, 1)
-        return np.where(self.kinked, row * (1 + np.maximum(short.max(0), 0)), row)
+                safe = np.where(self._taken_off, np.minimum(row, smallest), smallest)
+                return np.where(self.kinked, safe, row)
+            neighbours = self._ladder.neighbours(point[0])
+            if neighbours is not None:
+                chord, least = neighbours
+                safe = np.where(self._taken_off, np.minimum(row, least), np.maximum(row, chord))
+                return np.where(self.kinked, safe, row)
+        return np.where(self.kinked, self._upper_end(row), row)
 
     def _fitted(self) -> Floats:
         """What the fit says of the sizes that it was made from."""
@@ -218,12 +224,14 @@ class Fit:
         return fitted
 
     def _upper_end(self, row: Floats) -> Floats:
-        """The most that observations give reason to expect, where they scatter about the fit."""
+        """The most that observations give reason to expect, where they scatter about the fit; of
+        what is taken off, the least."""
         fitted = self._fitted()
-        above = np.maximum(self.values - fitted, 0)
-        by_share = row * (1 + (above / np.maximum(fitted, 1)).max(0))
-        upper: Floats = np.minimum(by_share, row + above.max(0))
-        return upper
+        above, below = np.maximum(self.values - fitted, 0), np.maximum(fitted - self.values, 0)
+        share = (above / np.maximum(fitted, 1)).max(0)
+        upper = row + np.minimum(np.abs(row) * share, above.max(0))
+        safe: Floats = np.where(self._taken_off, row - below.max(0), upper)
+        return safe
 
     def _profile(self, size: InputSize, row: Floats) -> Profile:
         numbers: list[int] = row.round().astype(np.int64).tolist()
@@ -262,15 +270,15 @@ class _Ladder:
             row = np.minimum(row, self.ceiling[larger])
         return np.maximum(row, self.floor[smaller]) if smaller >= 0 else row
 
-    def chord(self, x: float) -> Floats | None:
-        """What lies on the line between the next smaller and the next larger size, if both are."""
+    def neighbours(self, x: float) -> tuple[Floats, Floats] | None:
+        """What lies on the line between the next smaller and the next larger size, and the least at
+        both, if both are."""
         right = bisect_left(self.at, x)
         if not 0 < right < len(self.at):
             return None
         share = (x - self.at[right - 1]) / (self.at[right] - self.at[right - 1])
         low, high = self.values[right - 1], self.values[right]
-        between: Floats = low + share * (high - low)
-        return between
+        return low + share * (high - low), np.minimum(low, high)
 
 
 def _at_most(a: Sequence[float], b: Sequence[float]) -> bool:

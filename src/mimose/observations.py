@@ -80,7 +80,8 @@ class StepObservation:
         return tuple(run.born_bytes for run in self.runs)
 
     def joined(self, other: StepObservation) -> StepObservation:
-        """The higher of both in every number: what a step of this size may take."""
+        """The higher of both in every number, of what is taken off the lower: what a step of this
+        size may take."""
         pairs = zip(self.runs, other.runs, strict=True)
         return replace(
             other,
@@ -140,9 +141,12 @@ class StepObservation:
         )
 
 
+_TAKEN_OFF = ("out_saved_bytes", "in_idle_bytes")
+
+
 def _higher(a: Observation, b: Observation) -> Observation:
     numbers = zip(Observation.__slots__, astuple(a), astuple(b), strict=True)
-    return Observation(**{name: max(pair) for name, *pair in numbers})
+    return Observation(**{n: min(pair) if n in _TAKEN_OFF else max(pair) for n, *pair in numbers})
 
 
 def _run_from_plain(numbers: list[Any]) -> Observation:

@@ -13,8 +13,9 @@ kept by earlier runs:
     after the backwards tail
 
 The peak is the largest of these. A run that keeps its output itself (a final ReLU) shares it with
-its successor's input, or with whoever else holds it until the backward, hence `out_saved`. One that does not save its input (its first operator casts
-it, say) lets go of it when kept, while a recompute needs it, hence `in_idle`.
+its successor's input, or with whoever else holds it until the backward, hence `out_saved`. One that
+does not save its input (its first operator casts it, say) lets go of it when kept, while a
+recompute needs it, hence `in_idle`.
 
 Two things depend on the step rather than on the size: gradients that come into being in it
 (`born`), and outputs of the last step that are alive when the forward starts and gone in the
