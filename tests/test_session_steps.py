@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -131,6 +132,40 @@ def test_weights_that_nobody_wants_do_not_break_the_budget() -> None:
         stats = handle.stats()
     assert stats.peak_bytes <= budget
     assert stats.runs_kept > stats.runs_recomputed > 0
+
+
+class Shifts(nn.Module):
+    """Does not save its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x + 1)))
+
+
+class Between(nn.Module):
+    """Something between the blocks: with ReLU, it saves what the next one is given."""
+
+    def __init__(self, between: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 32), nn.Linear(32, 2)
+        self.blocks = nn.ModuleList(Shifts() for _ in range(6))
+        self.between = between
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input_ids)
+        for block in self.blocks:
+            x = self.between(block(x))
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("between", [torch.relu, torch.neg, torch.square])
+def test_inputs_that_somebody_else_saves_are_not_let_go_of(
+    between: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    assert_trains_as_plain(Between(between), texts(lengths(20, 20, 70)), over=0.05)
 
 
 @pytest.mark.parametrize("micro_steps", [1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,10 +86,11 @@ class Seen:
     def settle_idle_inputs(self, *, alone: bool) -> None:
         """Its caller has moved on: which inputs are there for its recompute `alone`, if any may be?
 
-        None that somebody else still refers to: masks, collected states.
+        None that somebody else still refers to (masks, collected states), nor any that the operator
+        that made it saves (a ReLU between two blocks).
         """
         if alone:
-            idle = [ref for ref in self.idle if _references(ref) <= _ONE_HOLDER]
+            idle = [ref for ref in self.idle if _references(ref) <= _ONE_HOLDER and _unshared(ref)]
             self.idle_bytes = sum(_bytes_behind(ref) for ref in idle)
         self.idle = []
 
@@ -124,6 +126,19 @@ def _references(ref: weakref.ref[torch.Tensor]) -> int:
     return sys.getrefcount(tensor)
 
 
+def _unshared(ref: weakref.ref[torch.Tensor]) -> bool:
+    """Whether no other tensor, autograd's own included, shares its memory; but a view's base."""
+    tensor = ref()
+    return tensor is None or _users(tensor) <= _ONE_USER + tensor._is_view()
+
+
+def _users(tensor: torch.Tensor) -> int:
+    storage = storage_of(tensor)
+    return 0 if storage is None or _use_count is None else _use_count(storage._cdata)
+
+
+_use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 _held_once = torch.empty(0)
 _ONE_HOLDER = _references(weakref.ref(_held_once))
 """What `_references` counts for a tensor that a single other holder refers to."""
+_ONE_USER = _users(_held_once)
