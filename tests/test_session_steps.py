@@ -37,6 +37,7 @@ def assert_trains_as_plain(
     steps: int = 8,
     plans: int = 3,
     over: float = 0.03,
+    under: float = 0.003,
     predictions: bool = True,
     **options: Any,
 ) -> mimose.Mimose:
@@ -47,7 +48,7 @@ def assert_trains_as_plain(
         losses = train(model, batches, after_step=seen, **options)
     assert losses == train(plain, batches, **options)
     if predictions:
-        seen.assert_exact(steps=steps, plans=plans, over=over)
+        seen.assert_exact(steps=steps, plans=plans, over=over, under=under)
     return handle
 
 
@@ -166,6 +167,45 @@ def test_inputs_that_somebody_else_saves_are_not_let_go_of(
     between: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     assert_trains_as_plain(Between(between), texts(lengths(20, 20, 70)), over=0.05)
+
+
+class Bottleneck(nn.Module):
+    """Ends in a ReLU after its addition: its output is kept twice over."""
+
+    def __init__(self, width: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Conv2d(width, out // 4, 1, bias=False), nn.BatchNorm2d(out // 4), nn.ReLU()),
+            *(nn.Conv2d(out // 4, out // 4, 3, stride, 1, bias=False), nn.BatchNorm2d(out // 4)),
+            *(nn.ReLU(), nn.Conv2d(out // 4, out, 1, bias=False), nn.BatchNorm2d(out)),
+        )
+        short = nn.Conv2d(width, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+        self.short = nn.Sequential(*short) if stride > 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.body(x) + self.short(x))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 16, 3, 2, 1), nn.Linear(64, 5)
+        shapes = [(16, 16, 1)] * 2 + [(16, 32, 2), (32, 32, 1), (32, 48, 2), (48, 48, 1)]
+        shapes += [(48, 48, 1), (48, 64, 2), (64, 64, 1)]
+        self.layers = nn.ModuleList(Bottleneck(*shape) for shape in shapes)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        x = self.stem(pixels)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean((2, 3)))
+
+
+def test_outputs_that_a_kept_block_saves_outlive_the_next_ones_backward() -> None:
+    sides = [(2, 32), (4, 32), (3, 48), (6, 48), (5, 32), (2, 64), (3, 64), (6, 32), (4, 48)]
+    sides += [(5, 64), (6, 64), (2, 48), (3, 32), (4, 64)]
+    batches = [{"pixels": torch.randn(batch, 3, side, side)} for batch, side in sides * 3]
+    assert_trains_as_plain(Residual(), batches, steps=30, over=0.002, under=0.0001)
 
 
 @pytest.mark.parametrize("micro_steps", [1, 2])

@@ -176,10 +176,12 @@ class Predictions:
             self.plans.add(stats.last_plan.recompute)
         self._handle._scheduler.cache.clear()
 
-    def assert_exact(self, *, steps: int, plans: int = 3, over: float = 0.03) -> None:
+    def assert_exact(
+        self, *, steps: int, plans: int = 3, over: float = 0.03, under: float = 0.003
+    ) -> None:
         assert len(self.errors) >= steps
         assert len(self.plans) >= plans
-        assert min(self.errors) >= -0.003
+        assert min(self.errors) >= -under
         assert max(self.errors) < over
 
 

@@ -72,6 +72,8 @@ class Ride(Listener):
         self._spoiled = False
         self._rehearsed = False
         self._over = False
+        self._lent: list[torch.UntypedStorage] = []
+        """Held while its run's backward is looked at, as if the run before were kept."""
         self._left = False
         """Whether the backward has left the run that was recomputed last."""
         self.straight = True
@@ -84,7 +86,7 @@ class Ride(Listener):
 
     def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         """A block's forward is about to start; whether it will be recomputed."""
-        reading = self._read()
+        reading, lent = self._read(), []
         if self._base is None:
             self._base = reading.in_use
         elif self._runs:
@@ -92,7 +94,7 @@ class Ride(Listener):
             last.forward = max(last.forward, reading.peak - self._base)
             self._settle_idle_inputs()
             if last.own_outputs:
-                last.pass_on(args, kwargs)
+                lent = last.pass_on(args, kwargs)
         nth = self._counts.get(seat.index, 0)
         self._counts[seat.index] = nth + 1
         seat.run = len(self._runs)
@@ -102,6 +104,7 @@ class Ride(Listener):
         start = reading.in_use - self._base
         gradient_bytes = 0 if self._born_in_step else _gradient_bytes(seat.module)
         run = Seen((seat.index, nth), gradient_bytes, given, start)
+        run.lent = lent
         self._runs.append(run)
         if self._sample is not None and seat.trusted:
             run.kept = seat.guarded = not self._sample.again.get(run.key, True)
@@ -123,7 +126,7 @@ class Ride(Listener):
 
     def spoil(self) -> None:
         """What is seen of this step will not count: something of the last one dies in it, say."""
-        self._spoiled = True
+        self._spoiled, self._lent = True, []
 
     def keep_no_more(self) -> None:
         """Whatever comes is recomputed."""
@@ -133,6 +136,7 @@ class Ride(Listener):
     def before_recompute(self, block: int) -> None:
         if self._over:  # one more backward through the same graph
             return
+        self._lent = []
         reading = self._read()
         assert self._base is not None
         run = self._runs[block]
@@ -161,6 +165,7 @@ class Ride(Listener):
         run.saved = reading.in_use - run.before
         run.spike = reading.peak - run.before
         self._latest, self._left = run, False
+        self._lent = [storage for ref in run.lent if (storage := ref()) is not None]
 
     def awaits_backward(self, block: int) -> None:
         self._runs[block].awaited = True
@@ -173,6 +178,7 @@ class Ride(Listener):
         run.entered = True
         if not run.kept:
             return
+        self._lent = []
         self._note_born()
         run.born = self._born
         if self._latest is not None and not self._left:  # what comes is another run's backward
@@ -181,11 +187,13 @@ class Ride(Listener):
 
     def backward_ends(self, block: int) -> None:
         if block == 0 and not self._over and self._latest is not None and self._tail is None:
+            self._lent = []
             self._note_back(self._read())
             self._tail = 0
 
     def backward_over(self) -> None:
         """The step's backward is done."""
+        self._lent = []
         reading = self._read()
         self._over = True
         self._held_after = reading.held

@@ -388,6 +388,8 @@ class Engine:
             self._setting.failed(at)
         if step is None or step.over:
             return False
+        if isinstance(step, ObservedStep):
+            step.ride.spoil()
         self._scheduler.failed(step)
         return step.kept_anything
 

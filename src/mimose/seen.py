@@ -27,6 +27,8 @@ class Seen:
     out_saved: int = 0
     own_outputs: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
     """Outputs that it saves itself, and that no run has been given yet."""
+    lent: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
+    """Inputs that the run before saves: where that is kept, they outlive this one's backward."""
     idle: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     idle_bytes: int = 0
     before: int | None = None
@@ -59,17 +61,19 @@ class Seen:
         self.own_outputs = [weakref.ref(storage) for storage in own_outputs]
         self.idle = [weakref.ref(tensor) for tensor in idle_inputs if tensor.grad_fn is not None]
 
-    def pass_on(self, args: Any, kwargs: Any) -> None:
-        """What the next run is given lives on, whether this one is recomputed or not."""
+    def pass_on(self, args: Any, kwargs: Any) -> list[weakref.ref[torch.UntypedStorage]]:
+        """What the next run is given lives on, whether this one is recomputed or not: these."""
         given = storages_in((args, kwargs))
-        others = []
+        passed, others = [], []
         for ref in self.own_outputs:
             storage = ref()
             if storage is not None and storage._cdata in given:
                 self.out_saved += storage.nbytes()
+                passed.append(ref)
             else:
                 others.append(ref)
         self.own_outputs = others
+        return passed
 
     def settle_outputs(self) -> bool:
         """The backward begins: outputs that are alive are so anyway. Those that the model has let
