@@ -90,7 +90,7 @@ def chain(runs: int, draw: random.Random) -> Profile:
         saved = draw.randint(50, 1000) * 10**6
         spike, time_ns = saved + draw.randint(0, 200) * 10**6, draw.randint(100, 900) * 10**3
         back, out = draw.randint(0, 300) * 10**6, draw.randint(5, 50) * 10**6
-        costs.append(RunCost(level, level + spike, level, saved, spike, back, 0, 0, time_ns))
+        costs.append(RunCost(level, level + spike, level, saved, spike, back, 0, 0, 0, time_ns))
         level += out
     return Profile(InputSize((("x", 1),), (1,)), tuple(costs), level, level)
 

@@ -43,6 +43,7 @@ def realistic_chains(draw: st.DrawFn, longest: int = 9) -> Profile:
                 back=draw(st.integers(0, 150)),
                 out_saved=draw(st.integers(0, min(saved, 40))),
                 in_idle=draw(st.integers(0, 10)),
+                gap=level + draw(st.sampled_from([0, 0, 50, 400])),
                 nanoseconds=draw(st.integers(0, 1000)),
                 fixed=draw(st.integers(0, 5)) == 0,
             )
@@ -57,7 +58,7 @@ def realistic_chains(draw: st.DrawFn, longest: int = 9) -> Profile:
 def odd_chains(draw: st.DrawFn, longest: int = 8) -> Profile:
     """As nothing makes them: small numbers without rhyme or reason, so that many are equal."""
     few = st.integers(0, 6)
-    costs = st.tuples(few, few, few, few, few, few, few, few, few, st.booleans())
+    costs = st.tuples(few, few, few, few, few, few, few, few, few, few, st.booleans())
     runs = draw(st.lists(costs.map(lambda numbers: RunCost(*numbers)), max_size=longest))
     return chain(*runs, head_forward=draw(few), head_backward=draw(few), tail=draw(few))
 

@@ -241,7 +241,7 @@ def test_a_shared_plan_is_the_one_that_would_have_been_made(
 
 def _profile(length: int) -> Profile:
     size = InputSize((("x", 1),), (length,))
-    return Profile(size, (RunCost(0, 10, 0, 10, 12, 2, 0, 0, 1),), 1, 1)
+    return Profile(size, (RunCost(0, 10, 0, 10, 12, 2, 0, 0, nanoseconds=1),), 1, 1)
 
 
 def test_doubtful_plans_are_forgotten_and_the_others_stay() -> None:

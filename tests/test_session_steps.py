@@ -169,6 +169,22 @@ def test_inputs_that_somebody_else_saves_are_not_let_go_of(
     assert_trains_as_plain(Between(between), texts(lengths(20, 20, 70)), over=0.05)
 
 
+class Takes(models.Encoder):
+    """Takes much between two of its blocks, and gives it back."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input_ids)
+        for number, layer in enumerate(self.encoder.layers):
+            x = layer(x)
+            if number == 2:
+                x = x + x.detach().repeat(1, 1, 100).mean(-1, keepdim=True)
+        return self.head(x.mean(1))
+
+
+def test_what_is_taken_between_two_blocks_is_predicted() -> None:
+    assert_trains_as_plain(Takes(5), texts(lengths(20, 20, 70)), over=0.05)
+
+
 class Bottleneck(nn.Module):
     """Ends in a ReLU after its addition: its output is kept twice over."""
 

@@ -256,6 +256,16 @@ def test_nonsense_is_refused_at_once(nonsense: Any) -> None:
         assert handle.state_dict() == {"format": 1}
 
 
+def test_what_was_written_before_gaps_were_known_is_understood(good: State) -> None:
+    older = copy.deepcopy(good)
+    for observation in older["chapters"][0]["knowledge"]["observations"]:
+        observation["runs"] = [run[:-1] for run in observation["runs"]]
+    with mimose.auto_checkpoint(models.Encoder(), "64MiB") as handle:
+        handle.load_state_dict(older)
+        train(handle._root.module, texts_of(SAME))
+        assert handle.stats().observed_steps == 0
+
+
 def test_numbers_that_are_merely_wrong_cost_no_step_and_no_bit() -> None:
     model, batches, budget = task("encoder")
     state = learned(model, batches[:10], budget)

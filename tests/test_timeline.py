@@ -26,6 +26,13 @@ def test_recomputed_run_peaks_in_its_forward() -> None:
     assert peak(profile, [AGAIN]) == 90
 
 
+@pytest.mark.parametrize("choice", [KEEP, AGAIN])
+def test_the_peak_may_lie_between_two_runs(choice: bool) -> None:
+    profile = chain(run(saved=30), run(start=5, forward=10, gap=80))
+    assert peak(profile, [KEEP, choice]) == 30 + 80
+    assert peak(profile, [AGAIN, choice]) == 80
+
+
 def test_recomputed_run_peaks_in_its_recompute() -> None:
     profile = chain(run(start=10, forward=50, entry=20, saved=30, spike=70, back=5))
     assert peak(profile, [AGAIN]) == 20 + 70

@@ -86,12 +86,14 @@ class Ride(Listener):
 
     def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         """A block's forward is about to start; whether it will be recomputed."""
-        reading, lent = self._read(), []
+        reading, lent, gap = self._read(), [], 0
         if self._base is None:
             self._base = reading.in_use
         elif self._runs:
             last = self._runs[-1]
             last.forward = max(last.forward, reading.peak - self._base)
+            # After a kept run its own forward is in the peak: what is between them is not told.
+            gap = (reading.in_use if last.kept else reading.peak) - self._base
             self._settle_idle_inputs()
             if last.own_outputs:
                 lent = last.pass_on(args, kwargs)
@@ -104,7 +106,7 @@ class Ride(Listener):
         start = reading.in_use - self._base
         gradient_bytes = 0 if self._born_in_step else _gradient_bytes(seat.module)
         run = Seen((seat.index, nth), gradient_bytes, given, start)
-        run.lent = lent
+        run.lent, run.gap = lent, gap
         self._runs.append(run)
         if self._sample is not None and seat.trusted:
             run.kept = seat.guarded = not self._sample.again.get(run.key, True)

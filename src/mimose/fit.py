@@ -27,7 +27,7 @@ from mimose.timeline import Profile, RunCost
 from mimose.times import Floats, Times
 
 _QUANTITIES = (
-    *("start", "forward", "entry", "saved", "spike", "back", "out_saved", "in_idle"),
+    *("start", "forward", "entry", "saved", "spike", "back", "out_saved", "in_idle", "gap"),
     "input",
 )
 _quantities = attrgetter(*_QUANTITIES)
@@ -310,16 +310,16 @@ def _all_peaks(observations: Sequence[StepObservation], rows: Floats) -> Floats:
     kept, highest, strictest = np.zeros(len(rows)), np.ones(len(rows)), np.ones(len(rows))
     for k, run in enumerate(observations[-1].runs):
         at = k * len(_QUANTITIES)
-        start, forward, entry, saved, spike, back, out, idle = rows[:, at : at + 8].T
-        again = forward
+        start, forward, entry, saved, spike, back, out, idle, gap = rows[:, at : at + 9].T
+        again = np.maximum(forward, gap)
         if not run.fixed:
-            again = np.maximum(forward, entry + np.maximum(spike, saved + back))
+            again = np.maximum(again, entry + np.maximum(spike, saved + back))
         strictest = np.maximum(strictest, again)
         if run.fixed:
             highest = np.maximum(highest, kept + again)
             continue
         need = np.maximum(start + spike, entry - idle + saved + back)
-        highest = np.maximum(highest, kept + need)
+        highest = np.maximum(highest, kept + np.maximum(need, gap))
         kept = kept + np.maximum(0, saved - out - idle)
     all_kept = np.maximum(np.maximum(highest, kept + head), tail)
     return np.stack([all_kept, np.maximum(np.maximum(strictest, head), tail)], axis=1)

@@ -157,8 +157,13 @@ def _own(run: Observation) -> tuple[int, ...]:
 def _moved(run: Observation, start: int) -> Observation:
     """The same run where so much is in use when it starts."""
     by = start - run.start_bytes
-    forward, entry = run.forward_bytes + by, run.entry_bytes + (0 if run.fixed else by)
-    return replace(run, start_bytes=start, forward_bytes=forward, entry_bytes=entry)
+    return replace(
+        run,
+        start_bytes=start,
+        forward_bytes=run.forward_bytes + by,
+        entry_bytes=run.entry_bytes + (0 if run.fixed else by),
+        gap_bytes=run.gap_bytes + by,
+    )
 
 
 def _chord(seen: Sequence[StepObservation], size: InputSize) -> Profile | None:

@@ -34,6 +34,7 @@ class Observation:
     seconds: float
     fixed: bool
     input_bytes: int = 0
+    gap_bytes: int = 0
 
     def cost(self) -> RunCost:
         """The same as a prediction."""
@@ -46,6 +47,7 @@ class Observation:
             back=self.back_bytes,
             out_saved=self.out_saved_bytes,
             in_idle=self.in_idle_bytes,
+            gap=self.gap_bytes,
             nanoseconds=round(self.seconds * 1e9),
             fixed=self.fixed,
             input=self.input_bytes,
@@ -150,7 +152,8 @@ def _higher(a: Observation, b: Observation) -> Observation:
 
 
 def _run_from_plain(numbers: list[Any]) -> Observation:
-    values = dict(zip(Observation.__slots__, numbers, strict=True))
+    missing = [0] * (len(Observation.__slots__) - len(numbers))  # older versions knew no gap
+    values = dict(zip(Observation.__slots__, [*numbers, *missing[:1]], strict=True))
     seconds, fixed = float(values.pop("seconds")), bool(values.pop("fixed"))
     sizes = {name: int(value) for name, value in values.items()}
     if not 0 <= seconds < float("inf") or min(sizes["saved_bytes"], sizes["spike_bytes"]) < 0:

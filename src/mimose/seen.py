@@ -23,6 +23,7 @@ class Seen:
     """Of its parameters; not told where gradients come into being, which `born` tells of."""
     input_bytes: int
     start: int
+    gap: int = 0
     forward: int = 0
     out_saved: int = 0
     own_outputs: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
@@ -116,6 +117,7 @@ class Seen:
             seconds=seconds,
             fixed=self.before is None,
             input_bytes=self.input_bytes,
+            gap_bytes=self.gap,
         )
 
 

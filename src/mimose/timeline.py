@@ -4,6 +4,7 @@ A profile holds what each run of a block costs at one input size; a plan says wh
 recomputed. Bytes are counted from the memory in use when the first block starts. With K the bytes
 kept by earlier runs:
 
+    before run k        K + gap[k]                                         since the run before it
     run k recomputed    K + F[k]                                           in its forward
                         K + entry[k] + max(spike[k], saved[k] + back[k])   in its backward
     run k kept          K + start[k] + spike[k]                            in its forward
@@ -50,7 +51,9 @@ class RunCost(NamedTuple):
     """Bytes of its own output that it saves itself, and that live until the backward anyway."""
     in_idle: int
     """Bytes of its input that it does not save: held for a recompute alone."""
-    nanoseconds: int
+    gap: int = 0
+    """Peak between the end of the run before it and its own start."""
+    nanoseconds: int = 0
     """Time of its recompute."""
     fixed: bool = False
     """Whether it cannot be recomputed (or has nothing to recompute)."""
@@ -64,15 +67,16 @@ class RunCost(NamedTuple):
 
         All at once, and in plain comparisons: planners ask it of every run, again and again.
         """
-        start, forward, entry, saved, spike, back, out_saved, in_idle, _, fixed, _ = self
+        start, forward, entry, saved, spike, back, out_saved, in_idle, gap, _, fixed, _ = self
         above = saved + back
-        again = forward
+        again = forward if forward > gap else gap
         if not fixed:
             rebuilt = entry + (spike if spike > above else above)
-            again = rebuilt if rebuilt > forward else forward
+            again = rebuilt if rebuilt > again else again
         first, second = start + spike, entry - in_idle + above
+        kept = first if first > second else second
         growth = saved - out_saved - in_idle
-        return again, first if first > second else second, growth if growth > 0 else 0, fixed
+        return again, kept if kept > gap else gap, growth if growth > 0 else 0, fixed
 
     @property
     def need_recomputed(self) -> int:
