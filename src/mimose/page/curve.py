@@ -13,6 +13,7 @@ from typing import NamedTuple
 from mimose.timeline import Profile, RunCost
 
 FORWARD, HEAD, AGAIN, BACKWARD, TAIL = "forward", "head", "recompute", "backward", "tail"
+BETWEEN = "between"
 
 
 class Moment(NamedTuple):
@@ -49,6 +50,8 @@ def curve(profile: Profile, recompute: Sequence[bool]) -> list[Moment]:
         before.append(kept)
         again = again or run.fixed
         highest = run.forward if again else run.start + run.spike
+        if run.gap > run.start:
+            pen.draw(BETWEEN, k, 0.0, kept + run.gap)
         pen.draw(FORWARD, k, _seconds(run), kept + run.start, kept + highest)
         kept += 0 if again else run.growth
     pause = _seconds_of_head(profile)
