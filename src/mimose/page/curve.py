@@ -13,7 +13,8 @@ from typing import NamedTuple
 from mimose.timeline import Profile, RunCost
 
 FORWARD, HEAD, AGAIN, BACKWARD, TAIL = "forward", "head", "recompute", "backward", "tail"
-BETWEEN = "between"
+GAP = "gap"
+"""Between two runs. The page knows phases by their first letters."""
 
 
 class Moment(NamedTuple):
@@ -51,7 +52,7 @@ def curve(profile: Profile, recompute: Sequence[bool]) -> list[Moment]:
         again = again or run.fixed
         highest = run.forward if again else run.start + run.spike
         if run.gap > run.start:
-            pen.draw(BETWEEN, k, 0.0, kept + run.gap)
+            pen.draw(GAP, k, 0.0, kept + run.gap)
         pen.draw(FORWARD, k, _seconds(run), kept + run.start, kept + highest)
         kept += 0 if again else run.growth
     pause = _seconds_of_head(profile)

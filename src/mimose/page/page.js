@@ -334,7 +334,7 @@
 
   // One step: three curves, and what is at work when
 
-  const PHASES = { f: "forward of", h: "loss", r: "recompute of", b: "backward of", t: "embeddings" };
+  const PHASES = { g: "before", f: "forward of", h: "loss", r: "recompute of", b: "backward of", t: "embeddings" };
   const pointsOf = (z, curve) => [[0, z.base_bytes], ...curve.ms.map((ms, i) => [ms, curve.bytes[i]])];
 
   function drawWithin() {
@@ -372,6 +372,7 @@
     for (let i = 0; i < c.ms.length; i += 1) {
       if (i + 1 < c.ms.length && c.phase[i + 1] === c.phase[i] && c.run[i + 1] === c.run[i]) continue;
       const phase = c.phase[i], letter = z.plan[c.run[i]];
+      if (phase === "g") continue;
       const tone = phase === "r" ? "again" : phase === "f" ? (letter === "K" ? "keep" : letter === "r" ? "again" : "grey") : "grey";
       const width = Math.max(0.5, plot.x(c.ms[i]) - plot.x(begin) - 1);
       plot.add("rect", { x: plot.x(begin), y, width, height: high, rx: 2, class: "work",
