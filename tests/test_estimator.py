@@ -211,8 +211,10 @@ def test_dimensions_that_were_equal_until_now_are_covered_by_the_larger() -> Non
 
 def test_last_smaller_batch_is_covered_by_the_usual_one() -> None:
     estimator = taught(seen(8, length) for length in (64, 128, 200, 300))
-    predicted = estimator.predict(size(3, 150))
+    predicted, truth = estimator.predict(size(3, 150)), seen(3, 150).profile()
     assert predicted is not None
+    for again in ([False] * 3, [True] * 3, [True, False, True]):
+        assert peak(predicted, again) >= peak(truth, again)
     assert amounts(predicted) == pytest.approx(amounts(seen(8, 150).profile()), abs=1)
 
 

@@ -73,7 +73,7 @@ class Ride(Listener):
         self._rehearsed = False
         self._over = False
         self._lent: list[torch.UntypedStorage] = []
-        """Held while its run's backward is looked at, as if the run before were kept."""
+        """Held from a recompute to the next reading, as if the run before were kept."""
         self._left = False
         """Whether the backward has left the run that was recomputed last."""
         self.straight = True
@@ -105,8 +105,7 @@ class Ride(Listener):
         given = bytes_given(args, kwargs)
         start = reading.in_use - self._base
         gradient_bytes = 0 if self._born_in_step else _gradient_bytes(seat.module)
-        run = Seen((seat.index, nth), gradient_bytes, given, start)
-        run.lent, run.gap = lent, gap
+        run = Seen((seat.index, nth), gradient_bytes, given, start, gap=gap, lent=lent)
         self._runs.append(run)
         if self._sample is not None and seat.trusted:
             run.kept = seat.guarded = not self._sample.again.get(run.key, True)
@@ -138,7 +137,6 @@ class Ride(Listener):
     def before_recompute(self, block: int) -> None:
         if self._over:  # one more backward through the same graph
             return
-        self._lent = []
         reading = self._read()
         assert self._base is not None
         run = self._runs[block]
@@ -180,7 +178,6 @@ class Ride(Listener):
         run.entered = True
         if not run.kept:
             return
-        self._lent = []
         self._note_born()
         run.born = self._born
         if self._latest is not None and not self._left:  # what comes is another run's backward
@@ -189,13 +186,11 @@ class Ride(Listener):
 
     def backward_ends(self, block: int) -> None:
         if block == 0 and not self._over and self._latest is not None and self._tail is None:
-            self._lent = []
             self._note_back(self._read())
             self._tail = 0
 
     def backward_over(self) -> None:
         """The step's backward is done."""
-        self._lent = []
         reading = self._read()
         self._over = True
         self._held_after = reading.held
@@ -315,6 +310,7 @@ class Ride(Listener):
         return 0.0 if run.ended is None else self._clock.seconds(run.begun, run.ended)
 
     def _read(self) -> Reading:
+        self._lent = []  # they are in the peak; what is in use is to be read without them
         reading = self._meter.read()
         self.peak = max(self.peak, reading.peak)
         self.peak_held = max(self.peak_held, reading.peak_held)

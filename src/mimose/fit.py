@@ -23,7 +23,7 @@ import numpy.typing as npt
 from mimose.inputs import InputSize
 from mimose.observations import StepObservation
 from mimose.shapes import Shape
-from mimose.timeline import Profile, RunCost
+from mimose.timeline import TAKEN_OFF, Profile, RunCost
 from mimose.times import Floats, Times
 
 _QUANTITIES = (
@@ -32,8 +32,7 @@ _QUANTITIES = (
 )
 _quantities = attrgetter(*_QUANTITIES)
 _SAVED = _QUANTITIES.index("saved")
-_TAKEN_OFF = [name in ("out_saved", "in_idle") for name in _QUANTITIES]
-"""Which are subtracted in the timeline: of those the lower end is the safe one."""
+_TAKEN_OFF = [name in TAKEN_OFF for name in _QUANTITIES]
 _OF_STEP = 4
 """How many quantities are of the step, not of a run: the head's two, the tail, the prelude."""
 _FAIR_ERROR = 0.02
@@ -197,25 +196,24 @@ class Fit:
 
         Others are: what is left after the blocks, above what was there before them.
         """
-        rising = np.ones(self.values.shape[1], bool)
-        for point, row in zip(self.points, self.values, strict=True):
-            larger = [i for i, other in enumerate(self.points) if _at_most(point, other)]
+        points, rising = np.array(self.points), np.ones(self.values.shape[1], bool)
+        for point, row in zip(points, self.values, strict=True):
+            larger = (points >= point).all(1)
             rising &= row <= self.values[larger].min(0)
         return rising
 
     def _mind_kinks(self, point: Sequence[float], row: Floats) -> Floats:
         """What a kinked quantity is at most, as far as observations tell."""
-        if self._ladder is not None:
-            smallest = self._ladder.values[0]
-            if point[0] <= self._ladder.at[0]:
-                safe = np.where(self._taken_off, np.minimum(row, smallest), smallest)
-                return np.where(self.kinked, safe, row)
-            neighbours = self._ladder.neighbours(point[0])
-            if neighbours is not None:
-                chord, least = neighbours
-                safe = np.where(self._taken_off, np.minimum(row, least), np.maximum(row, chord))
-                return np.where(self.kinked, safe, row)
-        return np.where(self.kinked, self._upper_end(row), row)
+        ladder = self._ladder
+        if ladder is not None and point[0] <= ladder.at[0]:
+            least = most = ladder.values[0]
+        elif ladder is not None and (neighbours := ladder.neighbours(point[0])) is not None:
+            chord, least = neighbours
+            most = np.maximum(row, chord)
+        else:
+            return np.where(self.kinked, self._upper_end(row), row)
+        safe = np.where(self._taken_off, np.minimum(row, least), most)
+        return np.where(self.kinked, safe, row)
 
     def _fitted(self) -> Floats:
         """What the fit says of the sizes that it was made from."""

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from mimose.inputs import InputSize
-from mimose.timeline import Profile, RunCost
+from mimose.timeline import TAKEN_OFF, Profile, RunCost
 
 Run = tuple[int, int]
 """A block's index, and the how-manieth of its runs in the step this is."""
@@ -143,17 +143,16 @@ class StepObservation:
         )
 
 
-_TAKEN_OFF = ("out_saved_bytes", "in_idle_bytes")
-
-
 def _higher(a: Observation, b: Observation) -> Observation:
     numbers = zip(Observation.__slots__, astuple(a), astuple(b), strict=True)
-    return Observation(**{n: min(pair) if n in _TAKEN_OFF else max(pair) for n, *pair in numbers})
+    safe = {f"{name}_bytes": min for name in TAKEN_OFF}
+    return Observation(**{name: safe.get(name, max)(pair) for name, *pair in numbers})
 
 
 def _run_from_plain(numbers: list[Any]) -> Observation:
-    missing = [0] * (len(Observation.__slots__) - len(numbers))  # older versions knew no gap
-    values = dict(zip(Observation.__slots__, [*numbers, *missing[:1]], strict=True))
+    if len(numbers) == len(Observation.__slots__) - 1:  # older versions knew no gap
+        numbers = [*numbers, 0]
+    values = dict(zip(Observation.__slots__, numbers, strict=True))
     seconds, fixed = float(values.pop("seconds")), bool(values.pop("fixed"))
     sizes = {name: int(value) for name, value in values.items()}
     if not 0 <= seconds < float("inf") or min(sizes["saved_bytes"], sizes["spike_bytes"]) < 0:

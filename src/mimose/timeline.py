@@ -94,6 +94,9 @@ class RunCost(NamedTuple):
         return self.needs[2]
 
 
+TAKEN_OFF = ("out_saved", "in_idle")
+"""What of a run is subtracted: where in doubt, its lower end is the safe one."""
+
 _run = RunCost._make
 
 
