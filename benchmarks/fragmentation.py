@@ -19,12 +19,10 @@ import torch
 import mimose
 from common import circumstances, save
 from mimose.bench.circumstances import settle_device
-from mimose.budget import Reserve
+from mimose.reserve import Reserve
 from planner_quality import Bench
 from tasks import TASKS
 
-_SMALL_PAGE_BYTES = 2 << 20
-"""Of the allocator's pool for small tensors."""
 _LOOK_EVERY = 4
 
 
@@ -37,24 +35,11 @@ class PinnedReserve(Reserve):
         super().__init__(budget_bytes)
         self.bytes = int(self.share * budget_bytes)
 
-    def _set(self, number: int) -> None:
+    def _settle(self) -> None:
         pass
 
-
-def lost(page_bytes: int) -> dict[str, int]:
-    """Bytes in free ranges: those in whole pages, and those that nobody can use."""
-    whole = unusable = ranges = 0
-    for segment in torch.cuda.memory._snapshot()["segments"]:
-        large, at = segment["segment_type"] == "large", 0
-        page = page_bytes if large else _SMALL_PAGE_BYTES
-        for block in segment["blocks"]:
-            end = at + block["size"]
-            if block["state"] == "inactive":
-                inside = max(0, end // page * page - -(-at // page) * page)
-                whole, unusable = whole + inside, unusable + block["size"] - inside
-                ranges += large
-            at = end
-    return {"whole_pages": whole, "unusable": unusable, "ranges": ranges}
+    def wants_look(self, peak_bytes: int | None) -> bool:
+        return False
 
 
 def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]:
@@ -64,10 +49,11 @@ def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]
     retries = bench.meter.read().retries
     failures: list[dict[str, Any]] = []
     now: dict[str, Any] = {}
-    page_bytes = bench.meter.page_bytes
-    torch._C._cuda_attach_out_of_memory_observer(
-        lambda _device, wanted, *_: failures.append({**now, "wanted": wanted, **lost(page_bytes)})
-    )
+
+    def failing(_device: int, wanted: int, *_: Any) -> None:
+        failures.append({**now, "wanted": wanted, "unusable": bench.meter.lost_bytes()})
+
+    torch._C._cuda_attach_out_of_memory_observer(failing)
     handle = mimose.auto_checkpoint(model, budget, enforce=True)
     failed, rescued, after_forward = [], 0, []
     for number, length in enumerate(bench.lengths):
@@ -76,7 +62,7 @@ def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]
         try:
             loss = model(**batch).loss
             if number % _LOOK_EVERY == 0:
-                after_forward.append({"length": length, **lost(page_bytes)})
+                after_forward.append({"length": length, "unusable": bench.meter.lost_bytes()})
             now["where"] = "backward"
             loss.backward()
         except torch.OutOfMemoryError:
@@ -91,7 +77,7 @@ def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]
         "task": task,
         "budget": budget,
         "reserve_share": share,
-        "page_bytes": page_bytes,
+        "page_bytes": bench.meter.page_bytes,
         "steps": steps,
         "failed": failed,
         "rescued": rescued,

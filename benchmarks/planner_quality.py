@@ -100,6 +100,7 @@ class Bench:
         handle = mimose.auto_checkpoint(model, budget, enforce=True)
         rows, out_of_memory, held = [], 0, 0
         for length in self.lengths:
+            reserve = handle._setting.reserve.bytes if handle._setting else 0
             hits = handle._scheduler.cache.hits
             spent = handle._stats.planning_seconds
             try:
@@ -114,7 +115,7 @@ class Bench:
             row["from_cache"] = handle._scheduler.cache.hits > hits
             step = handle._step
             if isinstance(step, PlannedStep):
-                row.update(self._judged(handle, step, oracle[length]))
+                row.update(self._judged(handle, step, oracle[length], reserve))
             rows.append(row)
         stats = handle.stats()
         handle.detach()
@@ -130,10 +131,11 @@ class Bench:
             "rows": rows,
         }
 
-    def _judged(self, handle: Any, step: PlannedStep, truth: StepObservation) -> dict[str, Any]:
+    def _judged(
+        self, handle: Any, step: PlannedStep, truth: StepObservation, reserve: int
+    ) -> dict[str, Any]:
         """A planned step beside the plan that exact knowledge would have made of the same bytes."""
-        budget, reserve = handle.budget_bytes, handle._setting.reserve.bytes
-        available = budget - reserve - step.start.in_use
+        available = handle.budget_bytes - reserve - step.start.in_use
         exact = truth.profile().in_step(truth.born_bytes, 0, handle._setting.gradients.bytes)
         best = Optimal().plan(exact, available)
         ours, predicted = step.plan, step.predicted_peak
@@ -144,6 +146,7 @@ class Bench:
         return {
             "planned": True,
             "predicted": predicted,
+            "reserve": reserve,
             "kept": ours.kept,
             "best_kept": best.kept,
             "recompute_ns": recompute_nanoseconds(exact, ours.recompute),
@@ -173,6 +176,7 @@ def summary(run: dict[str, Any]) -> dict[str, Any]:
         "could_keep_more": sum(row["best_kept"] > row["kept"] for row in planned) / len(planned),
         "recompute_over_oracle": ours / best if best else (1.0 if not ours else float("inf")),
         "reserve_share": run["reserve"] / run["budget"],
+        "mean_reserve_share": float(np.mean([row["reserve"] for row in planned])) / run["budget"],
         "worst_under": -min(*errors, 0.0),
         "mean_over": float(np.mean([max(e, 0.0) for e in errors])),
         "cached_plan_us": spread(hits) if len(hits) > 1 else None,

@@ -24,8 +24,8 @@ from common import bert_base, circumstances, save, spread
 from mimose.attach import Attachment
 from mimose.bench.playback import Playback
 from mimose.blocks import find_blocks
-from mimose.budget import Reserve
 from mimose.memory import use_expandable_segments
+from mimose.reserve import Reserve
 
 LENGTHS = (144, 146, 148, 150)
 SMALL = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}

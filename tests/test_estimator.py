@@ -514,6 +514,110 @@ def test_gradients_are_born_as_seen_but_no_more_than_are_missing() -> None:
     assert knowledge.born_bytes(PATTERN, 150) == ((150, 150, 100), 150)
 
 
+def test_sizes_smaller_than_all_seen_in_one_of_two_dimensions_are_watched() -> None:
+    seen_sizes = [(2, 20), (3, 30), (4, 60), (2, 60), (4, 30), (3, 45), (2, 50)]
+    knowledge = knowing(*(seen(*dims) for dims in seen_sizes))
+    assert knowledge.ready
+    assert not any(knowledge.doubtful(size(*dims)) for dims in ((2, 20), (3, 40), (4, 25)))
+    assert all(knowledge.doubtful(size(*dims)) for dims in ((1, 40), (3, 19), (5, 30)))
+    lengths_alone = ready_knowledge()
+    assert not lengths_alone.doubtful(size(8, 10))
+
+
+def test_sizes_near_one_line_do_not_pass_for_what_they_are_not() -> None:
+    """Sources and targets of nearly the same ratio, in one fixed batch."""
+
+    def law(dims: Sequence[int]) -> list[int]:
+        _, source, _ = dims
+        return [100, 9600 * source, 60 * source * source]
+
+    pairs = [(40, 28), (16, 12), (32, 24), (56, 40), (44, 32), (64, 48), (48, 36), (60, 44)]
+    for count in range(4, len(pairs) + 1):
+        estimator = taught(seen(4, *pair, law=law) for pair in pairs[:count])
+        for pair in ((36, 24), (24, 16), (20, 12), (52, 36)):
+            predicted = estimator.predict(size(4, *pair))
+            real = seen(4, *pair, law=law).profile()
+            for again in (True, False):
+                choices = [again] * len(PATTERN)
+                least = 0.998 * peak(real, choices)
+                assert predicted is None or peak(predicted, choices) >= least
+    assert estimator.ready
+
+
+BORN = (340, 200, 100)  # before each run: the head's, the last run's and so on; 400 in all
+
+
+def of_both(born_at: Sequence[int], added_at: Sequence[int]) -> Knowledge:
+    """Knows steps in which gradients are born, at these lengths, and others that add to them."""
+    knowledge = Knowledge()
+    for length in born_at:
+        step = replace(seen(8, length, born=BORN), all_born_bytes=400)
+        knowledge.of(born=True).learn(step)
+    for length in added_at:
+        knowledge.of(born=False).learn(seen(8, length, change=-50))
+    return knowledge
+
+
+def test_steps_that_add_to_gradients_are_known_by_themselves() -> None:
+    knowledge = of_both((64, 128, 200, 300), (64, 128, 200, 300))
+    for born, change in ((True, 0), (False, -50)):
+        for length in (64, 150):
+            predicted = knowledge.of(born=born).predict(size(8, length))
+            assert predicted is not None
+            assert predicted.tail == seen(8, length, change=change).tail_bytes
+
+
+def test_one_kind_of_step_stands_in_for_the_other_with_its_gradients() -> None:
+    knowledge = of_both((64, 128, 200, 300), ())
+    added, real = knowledge.other, seen(8, 150).profile()
+    assert added.predict(size(8, 150)) is None
+    bound = added.bound(size(8, 150))
+    assert bound is not None
+    assert bound.tail == real.tail + 60  # of what comes before the blocks
+    assert [run.back for run in bound.runs] == [run.back for run in real.runs]
+
+    knowledge = of_both((), (64, 128, 200, 300))
+    knowledge.note_born(PATTERN, BORN, 400)
+    real, bound = seen(8, 150, change=-50).profile(), knowledge.bound(size(8, 150))
+    assert bound is not None
+    assert [b.back - r.back for b, r in zip(bound.runs, real.runs, strict=True)] == [60, 140, 100]
+    assert bound.head_backward == real.head_backward + 100
+
+
+def test_nothing_stands_in_for_steps_whose_gradients_are_not_known() -> None:
+    assert of_both((), (64, 128, 200, 300)).bound(size(8, 150)) is None
+
+
+def test_where_one_kind_stands_in_again_and_again_the_other_is_observed() -> None:
+    added = of_both((64, 128, 200, 300), ()).other
+    for _ in range(3):
+        assert not added.curious(size(8, 150))
+        added.planned_by_bound()
+    assert added.curious(size(8, 150))
+    for length in (64, 128, 200, 300):
+        added.learn(seen(8, length))
+    assert not added.curious(size(8, 150))
+
+
+def test_what_makes_one_kind_void_makes_the_other() -> None:
+    knowledge = of_both((64, 128, 200, 300), (64, 128, 200, 300))
+    changed = replace(seen(8, 128, change=10**9, born=BORN), all_born_bytes=400)
+    knowledge.other.adaptation.peaked(1000, 1100)
+    assert knowledge.learn(changed, doubted=True)
+    assert knowledge.other.predict(size(8, 128)) is None
+    assert knowledge.other.adaptation.margin == 0
+    assert knowledge.other.pattern_for(size(8, 128)) == PATTERN
+
+
+def test_either_kind_is_doubted_once_the_other_ran_out_of_memory() -> None:
+    knowledge = of_both((64, 128), (64, 128))
+    knowledge.failed(size(8, 100))
+    for kind in (knowledge, knowledge.other):
+        assert kind.wants_to_look(size(8, 128))
+        kind.look_in = None
+        assert not kind.wants_to_look(size(8, 64))
+
+
 def test_gradients_of_parameters_that_no_loss_reaches_are_never_born() -> None:
     knowledge = knowing(replace(seen(8, 128, born=(300, 200, 100)), all_born_bytes=320))
     assert knowledge.born_bytes(PATTERN, 400) == ((300, 200, 100), 320)

@@ -19,6 +19,7 @@ from mimose.errors import ConflictError
 from mimose.memory import (
     ALLOCATOR_SETTINGS,
     CpuMeter,
+    lost_in,
     meter_for,
     page_bytes_in,
 )
@@ -338,3 +339,32 @@ def test_torch_reads_the_settings_that_are_recommended() -> None:
 )
 def test_pages_are_read_from_the_allocators_settings(settings: str, mib: int) -> None:
     assert page_bytes_in(settings) == mib << 20
+
+
+def segment(kind: str, *blocks: int) -> dict[str, Any]:
+    """A run of pages, in MiB: what is negative is free."""
+    states = [{"size": abs(b) << 20, "state": "inactive" if b < 0 else "active"} for b in blocks]
+    return {"segment_type": kind, "blocks": states}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "lost"),
+    [
+        ((24,), 0),
+        ((-24,), 0),  # two whole pages
+        ((5, -7), 7),  # none
+        ((5, -19), 7),  # one, and the rest of another
+        ((5, -26, 5), 14),  # one, between two parts
+        ((5, -12, 7), 12),  # as large as a page, but it fills none
+        ((5, -7, 12, -24, 3, -9), 16),
+    ],
+)
+def test_free_ranges_are_lost_as_far_as_they_fill_no_whole_page(
+    blocks: tuple[int, ...], lost: int
+) -> None:
+    assert lost_in([segment("large", *blocks)], 12 << 20) == lost << 20
+
+
+def test_small_tensors_lie_in_small_pages() -> None:
+    pages = [segment("small", 1, -3), segment("large", 12)]
+    assert lost_in(pages, 12 << 20) == 1 << 20

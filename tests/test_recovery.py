@@ -183,8 +183,8 @@ def test_gradients_of_several_backwards_in_one_step_are_right(
 @pytest.mark.parametrize("phase", ["kept backward", "kept forward"])
 def test_two_failures_in_a_row_are_survived(phase: str) -> None:
     planner, fuse_on = PHASES[phase]
-    # Every other step is observed, since the one before has failed: nothing is kept in it.
-    often = [0, 0, 2, 0, 2, 0, 2, 0]
+    # After one that fails the next of either kind is observed: nothing is kept in it.
+    often = [0, 0, 2, 0, 0, 2, 0, 0]
     assert_recovers(
         models.Encoder(), texts([20] * 8), fuse_on, planner=planner, times=often, micro_steps=2
     )

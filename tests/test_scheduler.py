@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from mimose.budget import Reserve
 from mimose.gradients import Gradients
 from mimose.inputs import InputSize
 from mimose.memory import CpuMeter, Reading
 from mimose.observations import Observation, StepObservation
 from mimose.plan import Plan
 from mimose.planners import Optimal
+from mimose.reserve import Reserve
 from mimose.scheduler import Scheduler
 from mimose.setting import Setting
 from mimose.steps import PlannedStep
@@ -85,6 +85,7 @@ def knowing() -> Scheduler:
     scheduler = Scheduler(Optimal())
     for length in (50, 80, 120, 160, 200, 240, 300):
         scheduler.learn(seen(length))
+    scheduler.knowledge = scheduler.knowledge.of(born=False)  # as in a step of a `Bare` one
     return scheduler
 
 

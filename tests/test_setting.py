@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from mimose.budget import Reserve, parse_budget
+from mimose.budget import parse_budget
 from mimose.clock import Clock
 from mimose.collector import Ride
+from mimose.gradients import Gradients
 from mimose.memory import CpuMeter, Meter, Reading
+from mimose.reserve import Reserve
 from mimose.setting import Setting, spare_bytes
 from mimose.stale import Stale
 
@@ -87,6 +89,23 @@ def test_a_failure_is_forgotten_after_sixteen_steps(setting: Setting) -> None:
     assert make_room(setting, 90 * MIB, 20 * MIB) == 0
 
 
+def test_cached_memory_is_given_back_once_where_more_is_lost_than_is_reserved_for(
+    setting: Setting,
+) -> None:
+    near = setting.budget_bytes - setting.reserve.bytes
+    lost, counted = 2 * MIB, setting.meter
+    setting.meter = Scripted(reading(), lost)
+    setting.forward_over(near // 2)  # nobody looks
+    setting.meter = counted
+    assert make_room(setting, near, 20 * MIB) == 0
+    setting.meter = Scripted(reading(), lost)
+    setting.forward_over(near)
+    setting.meter = counted
+    assert make_room(setting, near // 2, 20 * MIB) == 0
+    assert make_room(setting, near, 20 * MIB) == 1
+    assert make_room(setting, near, 20 * MIB) == 0
+
+
 @pytest.mark.parametrize("stale", [0, 1, 1000, 123_457, 3 * MIB + 1, 40 * MIB])
 def test_stale_bytes_lie_in_a_narrow_bracket(setting: Setting, stale: int) -> None:
     least, most = setting.bracket(stale)
@@ -98,8 +117,11 @@ def test_stale_bytes_lie_in_a_narrow_bracket(setting: Setting, stale: int) -> No
 class Scripted(Meter):
     """Says what it is told to."""
 
-    def __init__(self, now: Reading) -> None:
-        self.now = now
+    def __init__(self, now: Reading, lost: int = 0) -> None:
+        self.now, self._lost = now, lost
+
+    def lost_bytes(self) -> int:
+        return self._lost
 
     def read(self) -> Reading:
         return self.now
@@ -125,7 +147,7 @@ def test_what_was_in_use_before_the_step_is_not_unusable(
     held_after: int, highest_before: int, unusable: int
 ) -> None:
     meter = Scripted(Reading(40, 40, 100, 100))
-    ride = Ride(meter, Clock(torch.device("cpu")), [], Stale())
+    ride = Ride(meter, Clock(torch.device("cpu")), Gradients([]), Stale())
     meter.now = Reading(40, 80, held_after, held_after)
     ride.backward_over()
     assert ride.unusable_beyond(highest_before) == unusable

@@ -69,7 +69,7 @@ class Question:
             (b for o in observations for b in (*o.born_bytes, o.all_born_bytes or 0)), default=0
         )
         outlook = Outlook(
-            knowledge=knowledge,
+            knowledge=knowledge.of(born=born > 0),
             planner=planner_named("optimal"),
             floor_bytes=floor_bytes,
             missing_bytes=born,

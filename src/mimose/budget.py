@@ -1,4 +1,4 @@
-"""Budgets as people write them, in bytes; and the reserve that a plan leaves free."""
+"""Budgets as people write them, in bytes."""
 
 from __future__ import annotations
 
@@ -141,64 +141,3 @@ def text_of(number_of_bytes: float) -> str:
         if size >= unit:
             return f"{number_of_bytes / unit:.{2 if size < 100 * unit else 0}f} {name}"
     return f"{number_of_bytes:.0f} B"
-
-
-class Reserve:
-    """The part of the budget that plans leave free, learned while training.
-
-    The allocator holds more than is in use: rounding, fragments between tensors of varying size,
-    workspaces. How much cannot be known in advance. The reserve starts at 3 % of the budget, or at
-    the holes that the allocator's pages may leave, where these are more (but not over 5 %). When a
-    step near the limit makes the allocator take more from the device, what it then holds beyond
-    what is in use is evidence, and so it is in observed steps; when memory ran out, plans were too
-    tight. That it had to give cached memory back before it could go on costs next to nothing, but
-    near the limit it warns: where the reserve did not grow with it, memory ran out sooner or later.
-    Without a sign over many steps near the limit the reserve shrinks to where it started. Where the
-    allocator leaves fragments it may grow to a quarter of the budget, and every retry counts, twice
-    as much; where it does not, to 8 %. Only running out of memory makes it grow further.
-    """
-
-    _FIRST, _PATIENCE, _A_RETRY = 0.03, 50, 0.0025
-
-    def __init__(self, budget_bytes: int, *, fragments: bool = False, hole_bytes: int = 0) -> None:
-        self._budget = budget_bytes
-        self._least = int(min(max(self._FIRST * budget_bytes, hole_bytes), 0.05 * budget_bytes))
-        self._most = budget_bytes // 4 if fragments else max(self._least, int(0.08 * budget_bytes))
-        self._most_by_growth = self._most if fragments else self._least
-        self._fragments = fragments
-        self.bytes = self._least
-        self._quiet_steps = 0
-
-    def near_limit(self, peak_bytes: int) -> bool:
-        """Whether a step's peak was high enough to learn from."""
-        return peak_bytes >= 0.98 * (self._budget - self.bytes)
-
-    def ran_out(self) -> None:
-        """The allocator has run out of memory in a step: the plans left too little."""
-        more = self.bytes + self._budget // 100
-        self._most = min(max(self._most, more), self._budget // 4)
-        self._set(more)
-
-    def learn_unusable(self, number_of_bytes: int) -> None:
-        """An observed step made the allocator hold so much more than was ever in use."""
-        if number_of_bytes > self.bytes:
-            self._set(number_of_bytes)
-
-    def learn(self, *, peak_bytes: int, held_bytes: int, grew: bool, retries: int) -> None:
-        """A step peaked at `peak_bytes` in use while the allocator held `held_bytes`."""
-        near = self.near_limit(peak_bytes)
-        if retries and (near or self._fragments):
-            share = retries * self._A_RETRY * (2 if self._fragments else 1)
-            self._set(self.bytes + int(share * self._budget))
-        elif not near:
-            return
-        elif grew and held_bytes - peak_bytes > self.bytes:
-            self._set(max(self.bytes, min(held_bytes - peak_bytes, self._most_by_growth)))
-        else:
-            self._quiet_steps += 1
-            if self._quiet_steps >= self._PATIENCE:
-                self._set(int(0.9 * self.bytes))
-
-    def _set(self, number: int) -> None:
-        self.bytes = min(max(number, self._least), self._most)
-        self._quiet_steps = 0

@@ -11,7 +11,7 @@ choice of blocks: no block lies inside another, so nothing is counted twice.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,10 +19,11 @@ import torch
 from mimose.attach import BlockSeat
 from mimose.clock import Clock
 from mimose.control import Listener
+from mimose.gradients import Gradients
 from mimose.inputs import InputSize
 from mimose.kin import Sample
 from mimose.memory import Meter, Reading
-from mimose.observations import Observation, Pattern, StepObservation
+from mimose.observations import Observation, Pattern, Run, StepObservation
 from mimose.seen import Seen
 from mimose.stale import Stale
 from mimose.trees import bytes_given, bytes_of
@@ -38,7 +39,7 @@ class Ride(Listener):
         self,
         meter: Meter,
         clock: Clock,
-        parameters: Sequence[torch.nn.Parameter],
+        gradients: Gradients,
         stale: Stale,
         in_use_before: int | None = None,
         sample: Sample | None = None,
@@ -48,12 +49,17 @@ class Ride(Listener):
         self._clock = clock
         self._stale = stale
         self._stale_bytes = 0
-        self._missing = [p for p in parameters if p.grad is None]
-        self._existing = [p for p in parameters if p.grad is not None]
+        missing = gradients.missing()
+        # Where plans are not told of any that will be born, levels are seen with those that are.
+        foreseen = gradients.parameters if any(missing) else ()
+        self._missing = [p for p in foreseen if p.grad is None]
+        self._existing = [p for p in gradients.parameters if p.grad is not None]
         self.gradients_existed = bool(self._existing)
         self.gradients_cleared = False
         """Whether some of them were gone when the backward began."""
-        self._born_in_step = bool(self._missing)
+        self._may_be_cleared = gradients.updated
+        self.gradients_born = gradients.to_be_born(missing)
+        """Whether most come into being in the step, rather than being added to."""
         self._born = 0
         self._base: int | None = None
         self._in_use_before = in_use_before
@@ -72,6 +78,8 @@ class Ride(Listener):
         self._spoiled = False
         self._rehearsed = False
         self._over = False
+        self.when_backward: Callable[[], None] | None = None
+        """Called before the first recompute."""
         self._lent: list[torch.UntypedStorage] = []
         """Held from a recompute to the next reading, as if the run before were kept."""
         self._left = False
@@ -104,8 +112,7 @@ class Ride(Listener):
         self._rehearsed |= seat.trusted is None  # its first run is a rehearsal as well
         given = bytes_given(args, kwargs)
         start = reading.in_use - self._base
-        gradient_bytes = 0 if self._born_in_step else _gradient_bytes(seat.module)
-        run = Seen((seat.index, nth), gradient_bytes, given, start, gap=gap, lent=lent)
+        run = Seen((seat.index, nth), given, start, gap=gap, lent=lent)
         self._runs.append(run)
         if self._sample is not None and seat.trusted:
             run.kept = seat.guarded = not self._sample.again.get(run.key, True)
@@ -144,6 +151,8 @@ class Ride(Listener):
             self._settle_outputs()
             self._stale_bytes = self._stale.died() + self._cleared_bytes()
             self._head_backward = reading.peak - self._base + self._stale_bytes
+            if self.when_backward is not None:
+                self.when_backward()
         else:
             self._note_back(reading)
         self.straight &= block < self._last_recomputed
@@ -207,6 +216,24 @@ class Ride(Listener):
         not to know them."""
         return [run for run in self._runs if not run.unused]
 
+    def _settle_unused(self) -> int:
+        """The forwards of runs that no loss uses are what others find in between; the peak of those
+        after the last one that is used."""
+        beside = 0
+        for run in self._runs:
+            if run.unused:
+                beside = max(beside, run.forward)
+            else:
+                run.gap, beside = max(run.gap, beside), 0
+        return beside
+
+    @property
+    def unused(self) -> set[Run]:
+        """The others, if the step's backward is done and no pass was given up."""
+        if not self._over or self._given_up:
+            return set()
+        return {run.key for run in self._runs if run.unused}
+
     @property
     def _given_up(self) -> bool:
         """Whether some pass had no backward at all: it was given up, and the step is no example."""
@@ -225,7 +252,7 @@ class Ride(Listener):
     @property
     def born(self) -> tuple[Pattern, tuple[int, ...], int] | None:
         """The step's runs, and the gradients born before each and in all, if any were."""
-        if not self._born_in_step or not self._over:
+        if not self.gradients_born or not self._over:
             return None
         return self.pattern, tuple(run.born for run in self._used), self._born
 
@@ -245,15 +272,16 @@ class Ride(Listener):
         if self._given_up:
             return None
         timed = self.timed
+        after_last = self._settle_unused()
         seen = StepObservation(
             size=size,
             pattern=self.pattern,
             runs=tuple(self._finished(run, timed=timed) for run in self._used),
-            head_forward_bytes=self._head_forward,
+            head_forward_bytes=max(self._head_forward, after_last),
             head_backward_bytes=self._head_backward,
             tail_bytes=self._tail or 0,
             prelude_bytes=self._prelude(),
-            gradients_born=self._born_in_step,
+            gradients_born=self.gradients_born,
             all_born_bytes=self._born,
         )
         if not self.kept:
@@ -304,7 +332,7 @@ class Ride(Listener):
     def _finished(self, run: Seen, *, timed: bool) -> Observation:
         # Times and what stands in for them are never mixed: they are compared with each other.
         seconds = (self._seconds(run) or 0.0) if timed else max(0, run.saved) * 1e-12
-        return run.observation(seconds, gradients_stay=self._born_in_step)
+        return run.observation(seconds)
 
     def _seconds(self, run: Seen) -> float | None:
         return 0.0 if run.ended is None else self._clock.seconds(run.begun, run.ended)
@@ -321,7 +349,8 @@ class Ride(Listener):
         """The bytes of gradients cleared since the forward: like stale outputs, and born anew."""
         cleared = [p for p in self._existing if p.grad is None]
         self.gradients_cleared = bool(cleared)
-        self._born_in_step |= self.gradients_cleared
+        # Only where the next such step is foreseen to clear them: it is to find this one.
+        self.gradients_born |= self.gradients_cleared and self._may_be_cleared
         self._missing += cleared
         return bytes_of(cleared)
 
@@ -335,7 +364,3 @@ class Ride(Listener):
         if len(still) < len(self._missing):
             self._born += bytes_of(p for p in self._missing if p.grad is not None)
             self._missing = still
-
-
-def _gradient_bytes(module: torch.nn.Module) -> int:
-    return bytes_of(p for p in module.parameters() if p.requires_grad)

@@ -152,7 +152,7 @@ class Engine:
                 step.another_pass(size, larger=self._is_larger(size, step))
         self._announced_size = self._latest_size = size
         self._in_use_before = None
-        if self._setting is not None and not self._scheduler.knowledge.reaches(size):
+        if self._setting is not None and not self._scheduler.knows(self._setting, size):
             self._in_use_before = self._setting.meter.read().in_use  # it will be observed
 
     def _is_larger(self, size: InputSize, step: Step) -> bool:
@@ -165,6 +165,17 @@ class Engine:
         if self._step is not None and self._setting is not None:
             self._step.model_returns(out)
             self._stale.outputs_are(tensors_in(out))
+            self._look_for_holes()
+
+    def _look_for_holes(self, *_: Any) -> None:
+        """See, once a step and now and then, what its forward leaves lost between tensors."""
+        step = self._step
+        assert self._setting is not None
+        assert step is not None
+        if not step.looked_at and self._stats.steps > 1:  # the first has no optimizer state
+            step.looked_at = True
+            expected = step.predicted_peak if isinstance(step, PlannedStep) else None
+            self._setting.forward_over(expected)
 
     def forward_failed(self) -> None:
         """An exception left the root's forward: no backward will come."""
@@ -184,6 +195,7 @@ class Engine:
         self._read_observations()
         if self._stats.steps % 16 == 0:  # asking takes as long as a plan from the cache
             self._several = several()
+        by_itself = self._announced_size is None  # the model's own forward was not called
         size = self._latest_size = self._announced_size or self._size_of(args, kwargs)
         self._announced_size = None
         self._stale.step_starts(self._setting.device)
@@ -196,6 +208,8 @@ class Engine:
         step: Step | None = self._planned(self._setting, size, reading)
         if step is None:
             step = self._observed(self._setting, size, reading)
+        if by_itself:
+            step.when_forward_is_over(self._look_for_holes)
         planning_seconds = time.perf_counter() - began
         self._stats.step_opened(step, reading, planning_seconds)
         if self._herald.recorder is not None:
@@ -252,7 +266,9 @@ class Engine:
             self._stop_listening()
         setting.make_room(reading.in_use + cached.plan.peak_bytes, reading)
         start = setting.start_planned_step(reading)
-        step = (size, cached.plan, cached.again, start, self._planned_step_over, cached.guarded)
+        unused = self._scheduler.knowledge.unused
+        over, guarded = self._planned_step_over, cached.guarded
+        step = (size, cached.plan, cached.again, start, over, guarded, unused)
         if decision.watched and cached.profile is not None:
             profile, available = cached.profile, decision.available_bytes
             base, at = reading.in_use, decision.watched
@@ -281,7 +297,7 @@ class Engine:
         ride = self._collector(
             setting.meter,
             setting.clock,
-            setting.gradients.parameters,
+            setting.gradients,
             self._stale,
             self._in_use_before,
             sample,
@@ -294,13 +310,15 @@ class Engine:
     def _observed_step_over(self, step: ObservedStep) -> None:
         self._stats.observed_step_over(step)
         if self._setting is not None:
-            unusable = step.ride.unusable_beyond(self._stats.peak_bytes)
-            self._setting.reserve.learn_unusable(unusable)
+            if self._stats.steps > 1 or self._setting.meter.fragments:
+                unusable = step.ride.unusable_beyond(self._stats.peak_bytes)
+                self._setting.reserve.learn_unusable(unusable)
             existed, cleared = step.ride.gradients_existed, step.ride.gradients_cleared
             self._setting.gradients.step_over(existed=existed, cleared=cleared)
         if self._herald.recorder is not None and self._setting is not None:
             reserve = self._setting.reserve.bytes
             self._herald.recorder.step_over(step.size, None, step.ride.peak, None, reserve)
+        self._scheduler.knowledge.unused.update(step.ride.unused)
         if step.ride.born is not None:
             self._scheduler.knowledge.note_born(*step.ride.born)
         if self._stats.steps > 1:
@@ -329,12 +347,13 @@ class Engine:
         """Learn from observed steps at once; take their times in when the device can tell."""
         for lesson in self._lessons.new():
             observation = lesson.observation()
+            knowledge = self._scheduler.knowledge.of(born=lesson.step.ride.gradients_born)
             if lesson.step.ride.unlike:
-                self._scheduler.knowledge.not_alike(lesson.step.size)
+                knowledge.not_alike(lesson.step.size)
             self._note_kin(lesson.step, observation)
             if observation is not None:
                 self._learn(observation, timed=lesson.step.ride.timed)
-                lesson.knowledge, lesson.regime = self._scheduler.knowledge, self._scheduler.regime
+                lesson.knowledge, lesson.regime = knowledge, self._scheduler.regime
         for lesson in self._lessons.late():
             observation = lesson.observation()
             assert observation is not None
@@ -346,7 +365,8 @@ class Engine:
     def _note_kin(self, step: ObservedStep, observation: StepObservation | None) -> None:
         ride = step.ride
         if observation is not None and ride.straight and not (ride.kept or ride.fleeting):
-            self._scheduler.knowledge.note_kin(observation)
+            knowledge = self._scheduler.knowledge.of(born=observation.gradients_born)
+            knowledge.note_kin(observation)
 
     def _learn(self, observation: StepObservation, *, timed: bool) -> None:
         was_ready = self._scheduler.knowledge.ready

@@ -93,7 +93,7 @@ class Estimator:
             self._contradicted_at = now
             void = not self._varies
             if void:
-                self._seen, self._void_at = {}, self.version
+                self.forget()
         former = self._seen.pop(observation.size, None)
         if former is not None and self.noisy:
             observation = former.joined(observation)
@@ -113,6 +113,11 @@ class Estimator:
         self._told.clear()
         self.version += 1
         return void
+
+    def forget(self) -> None:
+        """What was seen is void; whether it is noisy is not."""
+        self._seen, self._fit, self._void_at = {}, None, self.version
+        self._told.clear()
 
     def expects(self, observation: StepObservation) -> bool:
         """Whether the fit says just this of a size that it was not made from."""
@@ -159,6 +164,10 @@ class Estimator:
         """Whether a size lies between those seen."""
         return size in self._seen or (self._fit is not None and self._fit.covers(size))
 
+    def below(self, size: InputSize) -> bool:
+        """Whether a size is smaller than all seen in one of several dimensions."""
+        return size not in self._seen and self._fit is not None and self._fit.below(size)
+
     def far_beyond(self, size: InputSize) -> bool:
         """Whether a size is so much larger than all seen that its prediction has to be generous."""
         return size not in self._seen and self._fit is not None and self._fit.beyond(size) > REACH
@@ -194,14 +203,10 @@ class Estimator:
         size = observation.size
         known = size in self._seen or (self._fit is not None and self._fit.inside(size))
         expected = self.predict(size) if known else None
-        born = observation.gradients_born
         if expected is None:
             return False
-        # Where gradients are added to existing ones, observations are a little less sharp.
-        mixed = any(o.gradients_born != born for o in self._seen.values())
-        most = _CONTRADICTION * (4 if mixed else 1)
         pairs = zip(_peaks(expected), _peaks(observation.profile()), strict=True)
-        return any(abs(real - thought) > most * real for thought, real in pairs)
+        return any(abs(real - thought) > _CONTRADICTION * real for thought, real in pairs)
 
     def _drop_one(self) -> None:
         """Forget the size whose neighbours are nearest; not one that marks the range's end."""

@@ -89,11 +89,15 @@ class Fit:
         """The fit of these, with the dimension for the batch that explains them best."""
         usual, *others = Shape.of([o.size for o in observations]).alternatives()
         best = cls.with_shape(usual, observations)
-        if len(observations) >= _TO_DOUBT and (best is None or not best.fair):
-            for shape in others:
-                fit = cls.with_shape(shape, observations)
-                if fit is not None and (best is None or fit.error < best.error):
-                    best = fit
+        if len(observations) < _TO_DOUBT or (best is not None and best.fair):
+            return best
+        # While there are too few for the usual one, another has to explain them exactly: sizes that
+        # lie near one line seem to be explained by much.
+        least = _EXACT_ERROR if best is None else best.error
+        for shape in others:
+            fit = cls.with_shape(shape, observations)
+            if fit is not None and fit.error < least:
+                best, least = fit, fit.error
         return best
 
     @classmethod
@@ -145,6 +149,12 @@ class Fit:
 
     def covers(self, size: InputSize) -> bool:
         return self.beyond(size) == 0
+
+    def below(self, size: InputSize) -> bool:
+        """Whether a size is smaller than all seen in one of several dimensions: a quantity may have
+        a kink on the way there that nobody has seen."""
+        point = self.shape.covering_point(size)
+        return len(self._low) > 1 and point is not None and not _at_most(self._low, point)
 
     def beyond(self, size: InputSize) -> float:
         """How far a size lies beyond the largest seen, as a share of it; inf if nobody can say."""

@@ -21,6 +21,8 @@ class Gradients:
         self.parameters = list(parameters)
         self.bytes = bytes_of(self.parameters)
         self._sample = self.parameters[:: max(1, len(self.parameters) // 3)]
+        self._reached = [False] * len(self._sample)
+        """Which of the sample have had a gradient: others, that no loss reaches, tell nothing."""
         self._versions: list[int] = []
         self._cleared_late = False
 
@@ -34,18 +36,28 @@ class Gradients:
             return self.bytes
         return bytes_of(p for p in self.parameters if p.grad is None) if any(missing) else 0
 
+    def to_be_born(self, missing: tuple[bool, ...]) -> bool:
+        """Whether most will come into being in the step, rather than being added to."""
+        told = [gone for gone, reached in zip(missing, self._reached, strict=True) if reached]
+        told = told or list(missing)
+        return 2 * sum(told) > len(told) or (self._cleared_late and self.updated)
+
     def leaving_bytes(self, missing: tuple[bool, ...]) -> int:
         """The bytes of those that exist now and will be cleared before the backward."""
-        if not self._cleared_late or all(missing) or not self._updated():
+        if not self._cleared_late or all(missing) or not self.updated:
             return 0
         return self.bytes - self.missing_bytes(missing)
 
     def step_over(self, *, existed: bool | None = None, cleared: bool = False) -> None:
         """A step is over; if it was observed, whether gradients existed and were cleared late."""
-        if existed and self._updated():
+        if existed and self.updated:
             self._cleared_late = cleared
+        if existed is not None:
+            now = (p.grad is not None for p in self._sample)
+            self._reached = [a or b for a, b in zip(self._reached, now, strict=True)]
         self._versions = [p._version for p in self._sample]
 
-    def _updated(self) -> bool:
+    @property
+    def updated(self) -> bool:
         """Whether the optimizer has changed parameters since the last step."""
         return bool(self._versions) and self._versions != [p._version for p in self._sample]

@@ -10,7 +10,7 @@ from mimose.adaptation import Adaptation
 from mimose.estimator import Estimator
 from mimose.inputs import InputSize, Layout
 from mimose.kin import Kin
-from mimose.observations import Pattern, StepObservation
+from mimose.observations import Pattern, Run, StepObservation
 from mimose.timeline import Profile
 
 _ENOUGH = 12
@@ -18,26 +18,34 @@ _ENOUGH = 12
 sake, if a larger one tells enough."""
 _ALL = 1 << 62
 """Gradients of whatever has none yet."""
+_FEW = 3
+"""New plans in which one kind of step may stand in for the other before that is observed."""
 _MOST_STRANGERS = 2
 """How often runs may be taken for alike that are not, before all are looked at for good."""
 
 
 class Knowledge:
-    """Estimators by input layout and pattern of runs.
+    """Estimators by input layout and pattern of runs, for one of two kinds of step: gradients are
+    `born` in it, or added to existing ones.
 
-    Most models have one of each. A contrastive loss runs its blocks twice a step, a GAN now once
-    and now twice: of several patterns the longest is planned for, since a step's pattern is not
-    known at its start.
+    The `other` kind stands in where too little is known of this one.
+
+    Most models have one layout and one pattern. A contrastive loss runs its blocks twice a step, a
+    GAN now once and now twice: of several patterns the longest is planned for, since a step's
+    pattern is not known at its start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, born: bool = True, other: Knowledge | None = None) -> None:
+        self.born = born
         self._estimators: dict[tuple[Layout, Pattern], Estimator] = {}
         self._preferred: dict[Layout, Estimator] = {}
         self._largest: dict[Layout, InputSize] = {}
-        self._born: dict[Pattern, tuple[int, ...]] = {}
+        self._born: dict[Pattern, tuple[int, ...]] = other._born if other else {}
         """The most gradients that came into being before each run's recompute; and in all."""
-        self._kin: dict[tuple[Layout, bool], Kin] = {}
-        self._strangers = 0
+        self.unused: set[Run] = other.unused if other else set()
+        """Runs that a loss did not use: plans do not know them."""
+        self._kin: dict[Layout, Kin] = {}
+        self._strangers = self._stood_in = 0
         self._failed_at: InputSize | None = None
         self.doubts_beyond = False
         """Whether sizes larger than those seen are observed, whatever is predicted of them."""
@@ -45,26 +53,37 @@ class Knowledge:
         """After how many steps one is observed since something was not as expected; None if all
         was."""
         self.adaptation = Adaptation()
-        self.version = 0
+        self._version = 0
         self.mark = object()
         """Another one whenever something else is known than before: what plans from the same
         knowledge share."""
+        self.other: Knowledge = other or Knowledge(born=not born, other=self)
+
+    def of(self, *, born: bool) -> Knowledge:
+        """What is known of steps in which gradients are born, or of those that add to others."""
+        return self if born == self.born else self.other
+
+    @property
+    def version(self) -> int:
+        """How many observations there were, of both kinds."""
+        return self._version + self.other._version
 
     @property
     def ready(self) -> bool:
-        """Whether sizes that were never seen can be predicted."""
-        return any(estimator.ready for estimator in self._estimators.values())
+        """Whether sizes that were never seen can be predicted, of either kind."""
+        return any(estimator.ready for estimator in self._all_estimators())
 
     @property
     def error(self) -> float | None:
         """The largest leave-one-out error of the peak, as a share of it."""
-        errors = [e.error for e in self._estimators.values() if e.error is not None]
+        errors = [e.error for e in self._all_estimators() if e.error is not None]
         return max(errors, default=None)
 
     def reaches(self, size: InputSize) -> bool:
         """Whether it is ready, and no dimension is larger than what was seen."""
-        largest = self._largest.get(size.layout)
-        return largest is not None and size <= largest and self.ready
+        largest, estimator = self._largest.get(size.layout), self._preferred.get(size.layout)
+        within = largest is not None and size <= largest
+        return within and estimator is not None and estimator.ready
 
     def learn(
         self, observation: StepObservation, *, doubted: bool = False, timed: bool = True
@@ -75,7 +94,7 @@ class Knowledge:
         its times until `take_times`.
         """
         if observation.prelude_bytes is None:  # not looked at: what was known of it still holds
-            known = self.predict(observation.size)
+            known = self.predict(observation.size) or self.other.predict(observation.size)
             observation = replace(observation, prelude_bytes=known.prelude if known else 0)
         self.doubts_beyond = False
         largest = self._largest.get(observation.size.layout, observation.size)
@@ -92,12 +111,13 @@ class Knowledge:
             self._estimators = {key: self._estimators[key]}
             self._preferred, self._largest = {}, {key[0]: observation.size}
             self._kin = {}
+            self.other._forget()
         self._prefer(observation.size.layout)
         if observation.gradients_born:
             self.note_born(observation.pattern, observation.born_bytes, observation.all_born_bytes)
-        self.version += 1
+        self._version += 1
         if not as_expected:
-            self.mark = object()
+            self._is_new()
         return void
 
     def take_times(self, observation: StepObservation) -> None:
@@ -107,7 +127,7 @@ class Knowledge:
         """
         estimator = self._estimators.get((observation.size.layout, observation.pattern))
         if estimator is not None and estimator.take_times(observation):
-            self.mark = object()
+            self._is_new()
 
     def note_born(
         self, pattern: Pattern, born_bytes: Sequence[int], all_born_bytes: int | None
@@ -122,22 +142,18 @@ class Knowledge:
 
     def note_kin(self, seen: StepObservation) -> None:
         """A step that was seen whole shows which runs are alike."""
-        key = (seen.size.layout, seen.gradients_born)
-        kin, known = Kin.among(seen), self._kin.get(key)
+        kin, known = Kin.among(seen), self._kin.get(seen.size.layout)
         if known is None or known.seen.pattern != seen.pattern or len(kin) >= len(known):
-            self._kin[key] = kin
+            self._kin[seen.size.layout] = kin
 
     def not_alike(self, size: InputSize) -> None:
         """What was taken for alike was not in a step of this size: the next is seen whole."""
         self._strangers += 1
-        self._kin = {key: kin for key, kin in self._kin.items() if key[0] != size.layout}
+        self._kin.pop(size.layout, None)
 
-    def kin_for(self, size: InputSize, *, born: bool = True) -> Kin | None:
-        """The runs that tell of each other in a step of this size, if any are known to.
-
-        In one in which gradients are `born`, or not.
-        """
-        kin, estimator = self._kin.get((size.layout, born)), self._estimator_for(size)
+    def kin_for(self, size: InputSize) -> Kin | None:
+        """The runs that tell of each other in a step of this size, if any are known to."""
+        kin, estimator = self._kin.get(size.layout), self._preferred.get(size.layout)
         if kin is None or self._strangers >= _MOST_STRANGERS:
             return None
         if estimator is not None and (estimator.noisy or estimator.pattern != kin.seen.pattern):
@@ -146,18 +162,20 @@ class Knowledge:
 
     def seen_like(self, size: InputSize) -> list[StepObservation]:
         """What counts, of steps laid out like this one."""
-        estimator = self._estimator_for(size)
+        estimator = self._preferred.get(size.layout)
         return [] if estimator is None else estimator.observations
 
     def predict(self, size: InputSize) -> Profile | None:
         """The profile at `size`, without born gradients; None where too little is known."""
-        estimator = self._estimator_for(size)
+        estimator = self._preferred.get(size.layout)
         return None if estimator is None else estimator.predict(size)
 
     def doubtful(self, size: InputSize) -> bool:
-        """Whether a step of this size had better be watched: noise, or beyond what was seen."""
+        """Whether a step of this size had better be watched: noise, or outside what was seen."""
         estimator = self._estimator_for(size)
-        return estimator is None or estimator.noisy or not estimator.covers(size)
+        if estimator is None or estimator.noisy:
+            return True
+        return not estimator.covers(size) or estimator.below(size)
 
     def beyond(self, size: InputSize) -> bool:
         """Whether a size is larger than all that were seen."""
@@ -170,19 +188,38 @@ class Knowledge:
         return estimator is not None and estimator.far_beyond(size)
 
     def bound(self, size: InputSize) -> Profile | None:
-        """A profile that is no lower than that of `size`, if a larger one was seen."""
-        estimator = self._estimator_for(size)
-        return None if estimator is None else estimator.bound(size)
+        """A profile that is no lower than that of `size`: the other kind's, or that of a larger one
+        that was seen."""
+        own, others = self._preferred.get(size.layout), self.other._preferred.get(size.layout)
+        if own is not None and others is not None and own.pattern != others.pattern:
+            others = None
+        bound = self._like_ours(others.predict(size), others.pattern) if others else None
+        if bound is None and own is not None:
+            bound = own.bound(size)
+        if bound is None and others is not None:
+            bound = self._like_ours(others.bound(size), others.pattern)
+        return bound
 
     def curious(self, size: InputSize) -> bool:
-        """Whether a few more observations would make it ready for such sizes."""
-        estimator = self._estimator_for(size)
+        """Whether a few more observations would make it ready for such sizes.
+
+        Not where the other kind stands in for a few plans only, as after a failure.
+        """
+        estimator = self._preferred.get(size.layout)
+        if estimator is None and self.other.predict(size) is not None:
+            return self._stood_in >= _FEW
         return estimator is None or not (estimator.ready or estimator.observed >= _ENOUGH)
 
+    def planned_by_bound(self) -> None:
+        """A plan was made by something that is no lower than what it is for."""
+        self._stood_in += 1
+
     def failed(self, size: InputSize) -> None:
-        """A step of this size ran out of memory: doubted until one as large was observed."""
-        self._failed_at, self.look_in = size, 0
-        self.adaptation.failed()
+        """A step of this size ran out of memory: each kind is doubted until one of it as large was
+        observed."""
+        for kind in (self, self.other):
+            kind._failed_at, kind.look_in = size, 0
+            kind.adaptation.failed()
 
     def wants_to_look(self, size: InputSize) -> bool:
         """Whether the coming step of this size is to be observed, whatever is known of it."""
@@ -204,6 +241,8 @@ class Knowledge:
         """The size whose plan `size` may share, itself or one that is hardly larger; and the runs
         that a step of it is expected to have."""
         estimator = self._preferred.get(size.layout)
+        if estimator is None:
+            estimator = self.other._preferred.get(size.layout)
         return (size, None) if estimator is None else (estimator.sharing(size), estimator.pattern)
 
     def born_bytes(self, pattern: Pattern, missing_bytes: int) -> tuple[tuple[int, ...], int]:
@@ -221,11 +260,12 @@ class Knowledge:
         """A step rose so far above its start; None if nobody could see.
 
         Beyond the range seen a difference says nothing of what is known; it is a reason to observe.
+        Nor does it where the other kind stands in.
         """
-        estimator = self._estimator_for(size)
+        estimator = self._preferred.get(size.layout)
         if real_rise is None:
             self.adaptation.peaked_unseen()
-        elif estimator is not None and estimator.covers(size):
+        elif estimator is not None and estimator.covers(size) and estimator.predict(size):
             self.adaptation.peaked(predicted_rise, real_rise)
             if not self.adaptation.in_doubt:
                 estimator.confirmed()
@@ -233,14 +273,19 @@ class Knowledge:
     def to_plain(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts alone, for files."""
         born = [[list(map(list, pattern)), list(b)] for pattern, b in self._born.items()]
-        return {"observations": [o.to_plain() for o in self._observations()], "born": born}
+        return {
+            "observations": [o.to_plain() for o in self._observations()],
+            "born": born,
+            "unused": sorted(map(list, self.unused)),
+        }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], blocks: int | None = None) -> Knowledge:
         """What `to_plain` gave, of a model of so many blocks, learned again."""
         knowledge = cls()
         for observation in plain["observations"]:
-            knowledge.learn(StepObservation.from_plain(observation, blocks))
+            step = StepObservation.from_plain(observation, blocks)
+            knowledge.of(born=step.gradients_born).learn(step)
         for pattern, born in plain["born"]:
             runs = tuple((int(block), int(nth)) for block, nth in pattern)
             numbers = [*map(int, born)]
@@ -249,14 +294,53 @@ class Knowledge:
             if len(numbers) != len(runs) + 1:
                 raise ValueError(f"gradients of {len(born)} runs where there are {len(runs)}")
             knowledge.note_born(runs, numbers[:-1], numbers[-1])
+        knowledge.unused.update((int(block), int(nth)) for block, nth in plain.get("unused", ()))
         return knowledge
 
     def _observations(self) -> Iterable[StepObservation]:
-        for estimator in self._estimators.values():
+        for estimator in self._all_estimators():
             yield from estimator.observations
 
+    def _all_estimators(self) -> Iterable[Estimator]:
+        return (*self._estimators.values(), *self.other._estimators.values())
+
     def _estimator_for(self, size: InputSize) -> Estimator | None:
-        return self._preferred.get(size.layout)
+        """The one that a prediction or a bound of this size comes from, most likely."""
+        own, others = self._preferred.get(size.layout), self.other._preferred.get(size.layout)
+        if own is None:
+            return others
+        if others is None or own.pattern != others.pattern:
+            return own
+        return others if own.predict(size) is None and others.predict(size) else own
+
+    def _like_ours(self, profile: Profile | None, pattern: Pattern) -> Profile | None:
+        """A bound for this kind of step, from a profile of the other kind.
+
+        Gradients that are born stay: what `born_bytes` tells of is added to levels, and a run's own
+        are in the peak of its backward, the head's in that of the head. Those that are added to
+        others are gone at once; of what comes before the first run they are in the tail.
+        """
+        born = self._born.get(pattern)
+        if profile is None or born is None or born[-1] == _ALL:
+            return None
+        *before, in_all = born
+        if not self.born:
+            return replace(profile, tail=profile.tail + max(0, in_all - before[0]))
+        once_done = (in_all, *before)
+        runs = tuple(
+            run._replace(back=run.back + max(0, after - at))
+            for run, at, after in zip(profile.runs, before, once_done, strict=False)
+        )
+        return replace(profile, runs=runs, head_backward=profile.head_backward + before[-1])
+
+    def _forget(self) -> None:
+        """What was known of the other kind has become void, and so has this."""
+        for estimator in self._estimators.values():
+            estimator.forget()
+        self._largest, self._kin, self.adaptation = {}, {}, Adaptation()
+
+    def _is_new(self) -> None:
+        self.mark = self.other.mark = object()
 
     def _prefer(self, layout: Layout) -> None:
         fitting = [e for (of, _), e in self._estimators.items() if of == layout]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from mimose.storages import StorageCounter
 _HOLES = 5.6
 """How many of the allocator's pages may lie unused between tensors, in parts."""
 _PAGE = "large_segment_size_mb"
+_GRAIN = 2 << 20
+"""What large tensors are rounded to, and the pages of small ones."""
 
 
 def _best_settings() -> str:
@@ -76,6 +79,10 @@ class Meter(ABC):
     def limit(self, number_of_bytes: int | None) -> None:
         """Let this process hold no more than this; None lifts the limit."""
 
+    def lost_bytes(self) -> int | None:
+        """What lies free between tensors and cannot be given back now; None if nobody can tell."""
+        return 0
+
     def release_cached(self) -> None:  # noqa: B027 (most have no cache)
         """Give memory that is held but not in use back to the device."""
 
@@ -98,8 +105,6 @@ def meter_for(device: torch.device) -> Meter:
 class CudaMeter(Meter):
     """Reads the caching allocator's statistics, by the cheapest call there is."""
 
-    overshoot_bytes = 16 << 20
-
     def __init__(self, device: torch.device) -> None:
         self._index = device.index if device.index is not None else torch.cuda.current_device()
         self.device_bytes = torch.cuda.get_device_properties(self._index).total_memory
@@ -112,6 +117,8 @@ class CudaMeter(Meter):
         self.fragments = bool(settings) and not settings.get("expandable_segments", False)
         self.page_bytes = page_bytes_in(str(settings.get("PYTORCH_CUDA_ALLOC_CONF", "")))
         self.hole_bytes = int(_HOLES * self.page_bytes)
+        # A limit is held against the size asked for; pages are then taken as a whole.
+        self.overshoot_bytes = self.page_bytes - _GRAIN
 
     def read(self) -> Reading:
         statistics = self._statistics(self._index)
@@ -128,6 +135,15 @@ class CudaMeter(Meter):
 
     def reset_peak(self) -> None:
         self._reset(self._index)
+
+    def lost_bytes(self) -> int | None:
+        if self.fragments:  # what it would give back depends on all that is asked for next
+            return None
+        try:
+            segments = torch.cuda.memory_snapshot(include_traces=False)
+        except TypeError:  # before PyTorch 2.12
+            segments = torch.cuda.memory_snapshot()
+        return lost_in((s for s in segments if s["device"] == self._index), self.page_bytes)
 
     def release_cached(self) -> None:
         torch.cuda.empty_cache()
@@ -173,6 +189,21 @@ def page_bytes_in(settings: str) -> int:
     """The pages in which expandable segments grow where the allocator is set up so."""
     given = re.search(rf"{_PAGE}\s*:\s*(\d+)", settings)
     return (int(given[1]) if given else 20) << 20
+
+
+def lost_in(segments: Iterable[Mapping[str, Any]], page_bytes: int) -> int:
+    """Bytes in free ranges that fill no whole page: only whole pages can be given back."""
+    lost = 0
+    for segment in segments:
+        page = page_bytes if segment["segment_type"] == "large" else _GRAIN
+        begin = 0
+        for block in segment["blocks"]:
+            end = begin + block["size"]
+            if block["state"] == "inactive":
+                whole = max(0, end // page * page - -(-begin // page) * page)
+                lost += end - begin - whole
+            begin = end
+    return lost
 
 
 class CpuMeter(Meter):

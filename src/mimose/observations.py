@@ -71,7 +71,7 @@ class StepObservation:
     """What the model holds when its first block starts, beyond what was in use before; None if
     nobody looked."""
     gradients_born: bool
-    """Whether gradients came into being in this step, rather than being added to."""
+    """Whether most gradients came into being in this step, rather than being added to."""
     all_born_bytes: int | None = None
     """All of them, by the step's end: parameters that the loss does not reach get none. None if
     nobody looked."""

@@ -42,9 +42,9 @@ class Outlook:
     @classmethod
     def of(cls, recording: Recording, planner: Planner | None = None) -> Outlook:
         """The outlook of a recorded run."""
-        knowledge = recording.knowledge()
         last = recording.observations[-1] if recording.observations else None
         born = last is not None and last.gradients_born
+        knowledge = recording.knowledge().of(born=born)
         reserve = recording.steps[-1].reserve_bytes if recording.steps else 0
         outlook = cls(
             knowledge=knowledge,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,7 @@ class Recording:
         """What the session knew at the end, rebuilt."""
         knowledge = Knowledge()
         for observation in self.observations:
-            knowledge.learn(observation)
+            knowledge.of(born=observation.gradients_born).learn(observation)
         return knowledge
 
     @property
@@ -168,12 +168,16 @@ class _Reader:
 
 
 def _take_times(learned: list[StepObservation], timed: StepObservation) -> None:
-    """The last observation of this size and these runs takes as long as this one says."""
+    """The last observation of this size, kind and these runs takes as long as this one says."""
     for at in reversed(range(len(learned))):
         former = learned[at]
-        if (former.size, former.pattern) == (timed.size, timed.pattern):
+        if _key(former) == _key(timed):
             learned[at] = former.timed_as(timed)
             return
+
+
+def _key(seen: StepObservation) -> tuple[Hashable, ...]:
+    return seen.size, seen.pattern, seen.gradients_born
 
 
 def _layout(pairs: Sequence[tuple[str, int]]) -> Layout:

@@ -271,13 +271,15 @@ def explain_plan(
     if setting is None:
         return Explanation(**common)
     common["reserve_bytes"] = setting.reserve.bytes
+    now = setting.gradients.missing()
+    knowledge = knowledge.of(born=setting.gradients.to_be_born(now))
     profile, pattern = knowledge.predict(size), knowledge.pattern_for(size)
     profile = profile or knowledge.bound(size)
     if profile is None or pattern is None:
         return Explanation(**common)
     if profile.prelude and setting.open:
         common["base_bytes"] = base_bytes = setting.meter.read().in_use + profile.prelude
-    missing = setting.gradients.missing_bytes(setting.gradients.missing())
+    missing = setting.gradients.missing_bytes(now)
     born, all_born = knowledge.born_bytes(pattern, missing)
     profile = profile.in_step(born, 0, all_born)
     available = int(setting.available(base_bytes) / (1 + knowledge.adaptation.margin))

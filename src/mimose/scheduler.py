@@ -74,6 +74,17 @@ class Scheduler:
         """The present one; None before the first step."""
         return self._chapters.present
 
+    def knows(self, setting: Setting, size: InputSize) -> bool:
+        """Whether a step of this size, as it would be now, lies between those seen."""
+        born = setting.gradients.to_be_born(setting.gradients.missing())
+        return self.knowledge.of(born=born).reaches(size)
+
+    def _turn_to_kind(self, setting: Setting) -> tuple[bool, ...]:
+        """Go by what is known of the kind of step that comes now; which gradients are missing."""
+        missing = setting.gradients.missing()
+        self.knowledge = self.knowledge.of(born=setting.gradients.to_be_born(missing))
+        return missing
+
     def decide(
         self,
         setting: Setting,
@@ -87,6 +98,7 @@ class Scheduler:
         `broken` is the last step, if it never came to its end.
         """
         self._note_failures(setting, reading, broken)
+        missing = self._turn_to_kind(setting)
         knowledge = self.knowledge
         shared, pattern = knowledge.sharing(size)
         look = knowledge.wants_to_look(size)
@@ -95,7 +107,6 @@ class Scheduler:
             knowledge.look_in = None
             return self._unknown()
         available, least = self._available(setting, reading, stale_bytes)
-        missing = setting.gradients.missing()
         stale = least + setting.gradients.leaving_bytes(missing)
         kind = (missing, stale, knowledge.mark, self.strictness)
         overdue = self._unwatched >= _OVERDUE and not setting.meter.private
@@ -187,8 +198,8 @@ class Scheduler:
         """
         in_doubt = self._look_at_all or self.knowledge.adaptation.in_doubt
         self._look_at_all = False
-        missing = setting.gradients.missing()
-        kin = self.knowledge.kin_for(size, born=any(missing))
+        missing = self._turn_to_kind(setting)
+        kin = self.knowledge.kin_for(size)
         if kin is None or in_doubt or self.strictness != AS_PLANNED or not self._samples:
             return None
         available, least = self._available(setting, reading, stale_bytes)
@@ -218,14 +229,17 @@ class Scheduler:
             profile = bound.in_step(*in_step)
         plan = self.planner.plan(profile, available)
         # A bound costs more recomputing than needed: better to observe, unless nothing is at stake.
-        if not exact and self.knowledge.curious(size) and any(plan.recompute):
+        calm = self.strictness == AS_PLANNED
+        if not exact and calm and any(plan.recompute) and self.knowledge.curious(size):
             return None
+        if not exact:
+            self.knowledge.planned_by_bound()
         # Beyond what was seen predictions are generous: what does not fit by them may fit, and
         # what is recomputed may not have to be. Where most blocks are kept to observe it, look.
         size = real or size
         if self.knowledge.beyond(size) and (self.knowledge.doubts_beyond or not plan.fits):
             return None
-        cheap = self._samples and self.strictness == AS_PLANNED and self.knowledge.kin_for(size)
+        cheap = self._samples and calm and self.knowledge.kin_for(size)
         if cheap and any(plan.recompute) and self.knowledge.far_beyond(size):
             return None
         return self._as_strict_as_must_be(plan, profile, available), profile
@@ -324,14 +338,15 @@ class Scheduler:
     def learn(self, observation: StepObservation, *, timed: bool = True) -> bool:
         """Take an observation in, with its times if these are known; whether that made what was
         known void."""
-        adaptation = self.knowledge.adaptation
-        doubted = adaptation.in_doubt or self.knowledge.has_failed_at(observation.size)
-        mark = self.knowledge.mark
-        void = self.knowledge.learn(observation, doubted=doubted, timed=timed)
-        if self.knowledge.mark is mark:  # as expected; but what was beyond it no longer is
+        knowledge = self.knowledge.of(born=observation.gradients_born)
+        adaptation = knowledge.adaptation
+        doubted = adaptation.in_doubt or knowledge.has_failed_at(observation.size)
+        mark = knowledge.mark
+        void = knowledge.learn(observation, doubted=doubted, timed=timed)
+        if knowledge.mark is mark:  # as expected; but what was beyond it no longer is
             self.cache.forget_doubtful()
         if void:
-            self.knowledge.adaptation = type(adaptation)()
+            knowledge.adaptation = type(adaptation)()
             self._surprises = 0
         elif doubted:
             adaptation.reassured()

@@ -19,8 +19,6 @@ class Seen:
     """What is known so far of one run: bytes above the step's start, or as they were read."""
 
     key: Run
-    gradient_bytes: int
-    """Of its parameters; not told where gradients come into being, which `born` tells of."""
     input_bytes: int
     start: int
     gap: int = 0
@@ -99,11 +97,8 @@ class Seen:
             self.idle_bytes = sum(_bytes_behind(ref) for ref in idle)
         self.idle = []
 
-    def observation(self, seconds: float, *, gradients_stay: bool) -> Observation:
-        """What counts of it; whether gradients came into being and stay, or are added to others.
-
-        Those are freed at once. Observations speak of the former: it takes no less.
-        """
+    def observation(self, seconds: float) -> Observation:
+        """What counts of it."""
         return Observation(
             start_bytes=self.start,
             forward_bytes=self.forward,
@@ -111,7 +106,7 @@ class Seen:
             born_bytes=self.born,
             saved_bytes=max(0, self.saved),
             spike_bytes=max(0, self.spike),
-            back_bytes=max(0, self.back) + (0 if gradients_stay else self.gradient_bytes),
+            back_bytes=max(0, self.back),
             out_saved_bytes=min(self.out_saved, max(0, self.saved)),
             in_idle_bytes=self.idle_bytes,
             seconds=seconds,

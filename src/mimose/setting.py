@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from mimose.budget import Budget, Reserve, text_of
+from mimose.budget import Budget, text_of
 from mimose.clock import Clock
 from mimose.errors import ConflictError, warn
 from mimose.gradients import Gradients
 from mimose.memory import Meter, Reading, meter_for
 from mimose.parameters import Parameters
 from mimose.regime import Lookout
+from mimose.reserve import Reserve
 from mimose.trees import bytes_of
 
 _WARY_STEPS = 16
@@ -34,6 +35,7 @@ class Setting:
         self.lookout = Lookout(model, self.device)
         self._failed_at: int | None = None
         self._wary_steps = 0
+        self._untidy = False
         self._steps = self._forwards = 0
         self._unread: int | None = None
         """The peak of the last step, if memory was not read at its end."""
@@ -85,8 +87,13 @@ class Setting:
 
         The allocator gives it back itself when it runs short, but in the middle of a step what is
         cached lies between tensors that are in use. It makes everybody wait for the device, so it
-        is done once for a failure, and only where what is cached may be in the way.
+        is done once for a failure, and only where what is cached may be in the way; and once where
+        more is lost between tensors than is reserved for.
         """
+        if self._untidy and self.reserve.near_limit(predicted_peak):
+            self._untidy = False
+            self.meter.release_cached()
+            return
         if self._failed_at is None:
             return
         self._wary_steps -= 1
@@ -162,6 +169,18 @@ class Setting:
             return self.meter.read()
         self._unread = predicted_peak
         return None
+
+    def forward_over(self, predicted_peak: int | None) -> None:
+        """A step's forward is done that is to peak there, or is observed."""
+        if not self.reserve.wants_look(predicted_peak):
+            return
+        lost = self.meter.lost_bytes()
+        if lost is None:
+            return
+        if predicted_peak is None:
+            self.reserve.learn_lost_early(lost)
+        else:
+            self._untidy = self.reserve.learn_lost(lost)
 
     def step_begins(self, reading: Reading) -> None:
         """What the allocator had to do for the last step, if nobody has looked, counts for that."""

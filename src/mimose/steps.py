@@ -30,6 +30,8 @@ class Step(ABC):
     def __init__(self, size: InputSize, when_over: Callable[[Any], None]) -> None:
         self.size = size
         self.over = False
+        self.looked_at = False
+        """Whether what is lost between tensors was looked at, if it was to be."""
         self._when_over = when_over
         self.first_block = -1
         """The index of the block that ran first; the next pass begins with it again."""
@@ -45,6 +47,10 @@ class Step(ABC):
     @abstractmethod
     def kept_anything(self) -> bool:
         """Whether some run was to be kept: else it could not have needed less."""
+
+    @abstractmethod
+    def when_forward_is_over(self, call: Callable[..., None]) -> None:
+        """Call this at about the end of the forward, where the model itself is not called."""
 
     def model_returns(self, out: Any) -> None:
         """The model's forward is done. Where no block has shown a tensor, its output must do."""
@@ -124,6 +130,9 @@ class ObservedStep(Step):
     def kept_anything(self) -> bool:
         return bool(self.ride.kept)
 
+    def when_forward_is_over(self, call: Callable[..., None]) -> None:
+        self.ride.when_backward = call
+
     def another_pass(self, size: InputSize, *, larger: bool) -> None:
         """What was to be kept was so for a smaller input than this one."""
         if larger:
@@ -151,9 +160,11 @@ class PlannedStep(Step):
         start: Reading,
         when_over: Callable[[Any], None],
         guarded: Container[Run] = (),
+        unused: Container[Run] = (),
     ) -> None:
         super().__init__(size, when_over)
         self._guarded = guarded
+        self._unused = unused
         self.plan = plan
         self.start = start
         self._again = again
@@ -171,7 +182,12 @@ class PlannedStep(Step):
         """Whether a block ran that the plan does not know."""
         self.rehearsed = False
         """Whether a block was recomputed for the first time: tried at once, with its own peak."""
+        self._last_run: Run | None = None
+        """The run after which the forward is about over, if somebody wants to know."""
+        self._when_last: Callable[..., None] | None = None
         self._counts: dict[int, int] = {}
+        self._beside = 0
+        """Runs that the plan does not know because no loss uses them."""
 
     @property
     def difference(self) -> float:
@@ -187,10 +203,19 @@ class PlannedStep(Step):
         again = self._again.get((index, nth))
         self.rehearsed |= seat.trusted is None and again is not False
         if again is None:
-            self.surprised = not self.ran_out
+            if (index, nth) in self._unused:
+                self._beside += 1
+            else:
+                self.surprised = not self.ran_out
             return True
         seat.guarded = (index, nth) in self._guarded
+        if self._last_run == (index, nth):
+            seat.after = seat.after or self._when_last
         return again
+
+    def when_forward_is_over(self, call: Callable[..., None]) -> None:
+        *_, self._last_run = (None, *self._again)
+        self._when_last = call
 
     def recompute_the_rest(self) -> None:
         """A kept run has run out of memory: whatever comes is recomputed."""
@@ -206,7 +231,7 @@ class PlannedStep(Step):
     @property
     def ran_as_planned(self) -> bool:
         """Whether it had as many runs as its plan knows: fewer need less."""
-        return sum(self._counts.values()) == len(self.plan.recompute)
+        return sum(self._counts.values()) - self._beside == len(self.plan.recompute)
 
     @property
     def kept_anything(self) -> bool:

@@ -10,6 +10,7 @@ from torch import nn
 
 import mimose
 import models
+from mimose.memory import meter_for
 from mimose.steps import PlannedStep
 
 pytestmark = [
@@ -107,3 +108,25 @@ def test_planned_steps_leave_the_users_peak_readings_alone() -> None:
     assert torch.cuda.max_memory_allocated() >= high
     handle.detach()
     assert handle.stats().peak_bytes >= high
+
+
+def test_what_is_lost_between_tensors_is_told() -> None:
+    meter = meter_for(torch.device("cuda"))
+    torch.cuda.empty_cache()
+    page = meter.page_bytes
+    tensors = [torch.empty(page // 2, dtype=torch.uint8, device="cuda") for _ in range(64)]
+    before = meter.lost_bytes()
+    assert before is not None
+    assert before < 8 * page
+    del tensors[1::2]  # every other half of a page
+    after = meter.lost_bytes()
+    assert after is not None
+    assert 28 * page // 2 <= after - before <= 34 * page // 2
+    del tensors
+    assert meter.lost_bytes() <= before + page
+
+
+def test_the_reserve_learns_from_what_forwards_lose() -> None:
+    _, handle = trained(12, memory_budget="80%")
+    assert handle is not None
+    assert len(handle._setting.reserve._lost_early) >= 2

@@ -22,12 +22,12 @@ from mimose.bench.arena import Arena, Trainee, synchronize
 from mimose.bench.playback import Plans, Playback, everything, only
 from mimose.bench.workloads import BatchShape
 from mimose.blocks import find_blocks
-from mimose.budget import Reserve
 from mimose.estimator import Estimator
 from mimose.inputs import InputSize
 from mimose.observations import StepObservation
 from mimose.plan import Plan
 from mimose.planners import KeepAll, Optimal, Planner, RecomputeAll
+from mimose.reserve import Reserve
 from mimose.steps import ObservedStep
 from mimose.timeline import Profile
 from mimose.times import with_shared_times
