@@ -28,6 +28,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before any fixture, of whatever scope: on a CPU memory is counted by process, and none may
+    find the rubbish of others."""
+    gc.collect()
+    gc.freeze()  # what lives on (modules, mostly) is not looked through again
+
+
 @pytest.fixture(autouse=True)
 def _as_on_another_machine(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
@@ -47,12 +55,6 @@ def _as_on_another_machine(
     gc.set_threshold(dice.choice([50, 700, 10_000_000]))
     yield
     gc.set_threshold(*former)
-
-
-@pytest.fixture(autouse=True)
-def _no_rubbish() -> None:
-    gc.collect()  # on a CPU memory is counted by process: no test may find another one's rubbish
-    gc.freeze()  # what lives on (modules, mostly) is not looked through again
 
 
 @pytest.fixture(autouse=True)
