@@ -152,7 +152,7 @@ class Engine:
                 step.another_pass(size, larger=self._is_larger(size, step))
         self._announced_size = self._latest_size = size
         self._in_use_before = None
-        if self._setting is not None and not self._scheduler.knows(self._setting, size):
+        if self._setting is not None and not self._scheduler.knowledge.reaches(size):
             self._in_use_before = self._setting.meter.read().in_use  # it will be observed
 
     def _is_larger(self, size: InputSize, step: Step) -> bool:
@@ -345,6 +345,8 @@ class Engine:
 
     def _read_observations(self) -> None:
         """Learn from observed steps at once; take their times in when the device can tell."""
+        if not self._lessons:
+            return
         for lesson in self._lessons.new():
             observation = lesson.observation()
             knowledge = self._scheduler.knowledge.of(born=lesson.step.ride.gradients_born)

@@ -98,7 +98,8 @@ def _rounded(dimension: int) -> int:
 
 def _collect(name: str, value: Any, layout: list[tuple[str, int]], dims: list[int]) -> None:
     if isinstance(value, torch.Tensor):
-        shape = _shape(value)
+        # One that is ragged has its number of rows, and what is in them.
+        shape = (value.size(0), value.numel()) if value.is_nested else value.shape
         layout.append((name, len(shape)))
         dims.extend(shape)
     elif isinstance(value, (tuple, list)):
@@ -107,12 +108,6 @@ def _collect(name: str, value: Any, layout: list[tuple[str, int]], dims: list[in
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _collect(f"{name}.{key}", item, layout, dims)
-
-
-def _shape(tensor: torch.Tensor) -> Sequence[int]:
-    if not tensor.is_nested:
-        return tensor.shape
-    return (tensor.size(0), tensor.numel())  # ragged: the number of rows, and what is in them
 
 
 def measured_by(

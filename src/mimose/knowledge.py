@@ -80,7 +80,10 @@ class Knowledge:
         return max(errors, default=None)
 
     def reaches(self, size: InputSize) -> bool:
-        """Whether it is ready, and no dimension is larger than what was seen."""
+        """Whether one kind is ready, and no dimension is larger than what was seen of it."""
+        return self._reaches(size) or self.other._reaches(size)
+
+    def _reaches(self, size: InputSize) -> bool:
         largest, estimator = self._largest.get(size.layout), self._preferred.get(size.layout)
         within = largest is not None and size <= largest
         return within and estimator is not None and estimator.ready

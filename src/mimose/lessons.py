@@ -40,6 +40,9 @@ class Lessons:
     def __init__(self) -> None:
         self._open: list[Lesson] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
     def add(self, step: ObservedStep) -> None:
         """An observed step is over."""
         self._open.append(Lesson(step))

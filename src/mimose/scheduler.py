@@ -74,11 +74,6 @@ class Scheduler:
         """The present one; None before the first step."""
         return self._chapters.present
 
-    def knows(self, setting: Setting, size: InputSize) -> bool:
-        """Whether a step of this size, as it would be now, lies between those seen."""
-        born = setting.gradients.to_be_born(setting.gradients.missing())
-        return self.knowledge.of(born=born).reaches(size)
-
     def _turn_to_kind(self, setting: Setting) -> tuple[bool, ...]:
         """Go by what is known of the kind of step that comes now; which gradients are missing."""
         missing = setting.gradients.missing()
