@@ -149,7 +149,7 @@ def test_what_was_in_use_before_the_step_is_not_unusable(
     meter = Scripted(Reading(40, 40, 100, 100))
     ride = Ride(meter, Clock(torch.device("cpu")), Gradients([]), Stale())
     meter.now = Reading(40, 80, held_after, held_after)
-    ride.backward_over()
+    ride.backward_over(retained=False)
     assert ride.unusable_beyond(highest_before) == unusable
 
 

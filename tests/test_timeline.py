@@ -155,6 +155,24 @@ def test_born_and_stale_count_together() -> None:
     assert peak(profile.in_step((5,), 30), [AGAIN]) == 100 + 5 - 30 + 10 + 30
 
 
+def test_what_is_kept_stays_where_the_graph_outlives_its_backward() -> None:
+    profile = chain(run(entry=10, saved=50, spike=60, back=5), run(saved=70), head_backward=20)
+    assert peak(profile, [AGAIN, KEEP]) == 70 + 20
+    assert peak(profile.in_step((0, 0), 0, 0, True), [AGAIN, KEEP]) == 70 + 10 + 60
+    assert peak(profile.in_step((30, 0), 0, 30, True), [AGAIN, KEEP]) == 70 + 10 + 60 + 30
+
+
+def test_what_is_kept_is_there_in_the_tail_where_the_graph_outlives_its_backward() -> None:
+    profile = chain(run(saved=50), head_backward=20, tail=90)
+    assert peak(profile.in_step((0,), 0, 0, True), [KEEP]) == 50 + 90
+    assert peak(profile.in_step((0,), 0, 5, True), [KEEP]) == 50 + 90 + 5
+
+
+def test_a_second_backward_finds_all_gradients() -> None:
+    profile = chain(run(saved=50), head_backward=100)
+    assert peak(profile.in_step((30,), 0, 40, True), [KEEP]) == 50 + 100 + 40
+
+
 def test_gradients_are_needed_for_every_run() -> None:
     with pytest.raises(ValueError):
         chain(run(), run()).in_step((1,), 0)

@@ -77,7 +77,7 @@ class Ride(Listener):
         self._held_after = 0
         self._spoiled = False
         self._rehearsed = False
-        self._over = False
+        self._over = self._retained = False
         self.when_backward: Callable[[], None] | None = None
         """Called before the first recompute."""
         self._lent: list[torch.UntypedStorage] = []
@@ -198,10 +198,10 @@ class Ride(Listener):
             self._note_back(self._read())
             self._tail = 0
 
-    def backward_over(self) -> None:
-        """The step's backward is done."""
+    def backward_over(self, *, retained: bool) -> None:
+        """The step's backward is done; whether its graph outlives it."""
         reading = self._read()
-        self._over = True
+        self._over, self._retained = True, retained
         self._held_after = reading.held
         if self._latest is None or self._base is None:
             return
@@ -283,6 +283,7 @@ class Ride(Listener):
             prelude_bytes=self._prelude(),
             gradients_born=self.gradients_born,
             all_born_bytes=self._born,
+            retained=self._retained,
         )
         if not self.kept:
             return seen

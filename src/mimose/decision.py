@@ -11,8 +11,9 @@ from mimose.plan import Plan
 from mimose.plan_cache import CachedPlan, Shelved
 from mimose.timeline import Profile
 
-InStep = tuple[tuple[int, ...], int, int]
-"""Gradients that are born before each run, what is given back in the backward, all born ones."""
+InStep = tuple[tuple[int, ...], int, int, bool]
+"""Gradients that are born before each run, what is given back in the backward, all born ones, and
+whether the graph outlives it."""
 
 
 class Terms(NamedTuple):

@@ -319,6 +319,7 @@ class Engine:
             reserve = self._setting.reserve.bytes
             self._herald.recorder.step_over(step.size, None, step.ride.peak, None, reserve)
         self._scheduler.knowledge.unused.update(step.ride.unused)
+        self._scheduler.knowledge.retained.note(step.retained)
         if step.ride.born is not None:
             self._scheduler.knowledge.note_born(*step.ride.born)
         if self._stats.steps > 1:
@@ -339,7 +340,8 @@ class Engine:
             self._setting.learn_reserve(reading, real or step.predicted_peak)
         self._setting.gradients.step_over()
         rise = None if real is None else real - step.start.in_use
-        if not step.after_broken:
+        expected = self._scheduler.knowledge.retained.note(step.retained)
+        if expected and not step.after_broken:
             limit = self._setting.budget_bytes - self._setting.reserve.bytes
             self._scheduler.step_over(step, rise, limit)
 

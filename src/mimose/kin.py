@@ -53,7 +53,7 @@ class Kin:
         self,
         size: InputSize,
         others: Iterable[StepObservation],
-        in_step: tuple[Sequence[int], int, int],
+        in_step: tuple[Sequence[int], int, int, bool],
         available_bytes: int,
     ) -> Sample | None:
         """What to keep while a step of this size is observed; None if nothing can be.

@@ -8,6 +8,7 @@ from typing import Any
 
 from mimose.adaptation import Adaptation
 from mimose.estimator import Estimator
+from mimose.habit import Habit
 from mimose.inputs import InputSize, Layout
 from mimose.kin import Kin
 from mimose.observations import Pattern, Run, StepObservation
@@ -44,6 +45,8 @@ class Knowledge:
         """The most gradients that came into being before each run's recompute; and in all."""
         self.unused: set[Run] = other.unused if other else set()
         """Runs that a loss did not use: plans do not know them."""
+        self.retained: Habit = other.retained if other else Habit()
+        """Whether graphs outlive their backwards."""
         self._kin: dict[Layout, Kin] = {}
         self._strangers = self._stood_in = 0
         self._failed_at: InputSize | None = None
@@ -99,6 +102,8 @@ class Knowledge:
         if observation.prelude_bytes is None:  # not looked at: what was known of it still holds
             known = self.predict(observation.size) or self.other.predict(observation.size)
             observation = replace(observation, prelude_bytes=known.prelude if known else 0)
+        if observation.retained:
+            self.retained.note(True)
         self.doubts_beyond = False
         largest = self._largest.get(observation.size.layout, observation.size)
         self._largest[observation.size.layout] = largest.joined(observation.size)

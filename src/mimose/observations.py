@@ -75,6 +75,8 @@ class StepObservation:
     all_born_bytes: int | None = None
     """All of them, by the step's end: parameters that the loss does not reach get none. None if
     nobody looked."""
+    retained: bool = False
+    """Whether the graph outlived its backward."""
 
     @property
     def born_bytes(self) -> tuple[int, ...]:
@@ -116,6 +118,7 @@ class StepObservation:
             "prelude": self.prelude_bytes,
             "gradients_born": self.gradients_born,
             "all_born": self.all_born_bytes,
+            "retained": self.retained,
         }
 
     @classmethod
@@ -140,6 +143,7 @@ class StepObservation:
             prelude_bytes=None if plain["prelude"] is None else int(plain["prelude"]),
             gradients_born=bool(plain["gradients_born"]),
             all_born_bytes=None if plain.get("all_born") is None else int(plain["all_born"]),
+            retained=bool(plain.get("retained", False)),
         )
 
 

@@ -67,7 +67,7 @@ class Outlook:
         if profile is None or pattern is None:
             return None
         born, all_born = self.knowledge.born_bytes(pattern, self.missing_bytes)
-        return profile.in_step(born, 0, all_born)
+        return profile.in_step(born, 0, all_born, bool(self.knowledge.retained))
 
     def base_bytes(self, profile: Profile) -> int:
         """In use when the first block starts."""

@@ -103,7 +103,7 @@ class Scheduler:
             return self._unknown()
         available, least = self._available(setting, reading, stale_bytes)
         stale = least + setting.gradients.leaving_bytes(missing)
-        kind = (missing, stale, knowledge.mark, self.strictness)
+        kind = (missing, stale, bool(knowledge.retained), knowledge.mark, self.strictness)
         overdue = self._unwatched >= _OVERDUE and not setting.meter.private
         cached, new = None if overdue else self.cache.get((shared, available, kind)), False
         if cached is None:
@@ -177,11 +177,12 @@ class Scheduler:
     def _in_step(
         self, setting: Setting, pattern: Pattern, missing: tuple[bool, ...], stale_bytes: int
     ) -> InStep:
-        """What `Profile.in_step` asks: gradients to be born, what is given back, all born."""
+        """What `Profile.in_step` asks: gradients to be born, what is given back, all born, and
+        whether the graph stays."""
         leaving = setting.gradients.leaving_bytes(missing)
         missing_bytes = setting.gradients.missing_bytes(missing) + leaving
         born, all_born = self.knowledge.born_bytes(pattern, missing_bytes)
-        return born, stale_bytes, all_born
+        return born, stale_bytes, all_born, bool(self.knowledge.retained)
 
     def sample(
         self, setting: Setting, size: InputSize, reading: Reading, stale_bytes: int
@@ -189,9 +190,10 @@ class Scheduler:
         """What to keep in a step that is observed, where some runs tell of others.
 
         Not after a failure or in doubt: then everything is looked at. Nor where the planner has a
-        mind of its own about what to keep.
+        mind of its own about what to keep, or what is kept outlives the backward.
         """
         in_doubt = self._look_at_all or self.knowledge.adaptation.in_doubt
+        in_doubt |= bool(self.knowledge.retained)
         self._look_at_all = False
         missing = self._turn_to_kind(setting)
         kin = self.knowledge.kin_for(size)
@@ -289,8 +291,9 @@ class Scheduler:
             above = real_rise is not None and real_rise > step.plan.peak_bytes
             if above and knowledge.beyond(step.size):
                 self._doubt_beyond(knowledge)
-            # Another size's peak tells no more, nor does that of fewer runs.
-            tells = above or (step.exact and step.ran_as_planned)
+            # Another size's peak tells no more, nor does that of fewer runs, nor the first of two
+            # backwards.
+            tells = above or (step.exact and step.ran_as_planned and not step.retained)
             knowledge.peaked(step.size, step.plan.peak_bytes, real_rise if tells else None)
         if not step.doubtful:
             knowledge.adaptation.note_difference(step.difference)

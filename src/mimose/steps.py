@@ -15,7 +15,7 @@ from typing import Any
 
 from mimose.attach import BlockSeat
 from mimose.collector import Ride
-from mimose.control import at_end_of_backward
+from mimose.control import at_end_of_backward, keeps_graph
 from mimose.correction import Watch
 from mimose.inputs import InputSize
 from mimose.memory import Reading
@@ -38,6 +38,8 @@ class Step(ABC):
         self._graphs: list[weakref.ref[_Sentinel]] = []
         self._watch_next = True
         self._in_backward = False
+        self.retained = False
+        """Whether its graph outlives its backward."""
 
     @abstractmethod
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
@@ -94,6 +96,7 @@ class Step(ABC):
     def backward_arrives(self) -> None:
         if not self._in_backward:
             self._in_backward = True
+            self.retained = keeps_graph()
             at_end_of_backward(self._end)
 
     def _end(self) -> None:
@@ -145,7 +148,7 @@ class ObservedStep(Step):
 
     def _end(self) -> None:
         if not self.over:
-            self.ride.backward_over()
+            self.ride.backward_over(retained=self.retained)
         super()._end()
 
 

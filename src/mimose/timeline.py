@@ -20,7 +20,8 @@ recompute needs it, hence `in_idle`.
 
 Two things depend on the step rather than on the size: gradients that come into being in it
 (`born`), and outputs of the last step that are alive when the forward starts and gone in the
-backward (`stale`).
+backward (`stale`). And a backward that keeps its graph (`retain_graph=True`) frees nothing that a
+run has kept: then K stays what it is after the forwards, and a second backward finds all gradients.
 """
 
 from __future__ import annotations
@@ -121,13 +122,18 @@ class Profile:
         return max(self.head_forward, self.head_backward)
 
     def in_step(
-        self, born_bytes: Sequence[int], stale_bytes: int, all_born_bytes: int = 0
+        self,
+        born_bytes: Sequence[int],
+        stale_bytes: int,
+        all_born_bytes: int = 0,
+        retained: bool = False,
     ) -> Profile:
         """The same, in a step in which these gradients are born and these outputs are stale.
 
         `born_bytes` are there before each run's recompute, `all_born_bytes` by the end of all.
+        `retained` is a step whose backward keeps its graph, for another one to come.
         """
-        if not stale_bytes and not all_born_bytes and not any(born_bytes):
+        if not stale_bytes and not all_born_bytes and not any(born_bytes) and not retained:
             return self
         runs = tuple(
             [
@@ -138,7 +144,17 @@ class Profile:
             ]
         )
         head, tail = self.head_backward - stale_bytes, self.tail + all_born_bytes - stale_bytes
+        if retained:
+            head = self._highest_backward() + all_born_bytes - stale_bytes
         return Profile(self.size, runs, self.head_forward, head, tail, self.prelude)
+
+    def _highest_backward(self) -> int:
+        """The highest moment of the backward above K, where K stays what it is.
+
+        As if every run were recomputed: if none is, it is a little lower.
+        """
+        rebuilt = (run.entry + max(run.spike, run.saved + run.back) for run in self.runs)
+        return max(self.head_backward, self.tail, *rebuilt)
 
 
 def levels(profile: Profile, recompute: Sequence[bool]) -> tuple[int, ...]:
