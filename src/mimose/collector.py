@@ -11,6 +11,7 @@ choice of blocks: no block lies inside another, so nothing is counted twice.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -53,7 +54,9 @@ class Ride(Listener):
         # Where plans are not told of any that will be born, levels are seen with those that are.
         foreseen = gradients.parameters if any(missing) else ()
         self._missing = [p for p in foreseen if p.grad is None]
-        self._existing = [p for p in gradients.parameters if p.grad is not None]
+        self._some_missing = bool(self._missing)
+        existing = ((p, p.grad) for p in gradients.parameters)
+        self._existing = [(p, weakref.ref(grad)) for p, grad in existing if grad is not None]
         self.gradients_existed = bool(self._existing)
         self.gradients_cleared = False
         """Whether some of them were gone when the backward began."""
@@ -251,8 +254,8 @@ class Ride(Listener):
 
     @property
     def born(self) -> tuple[Pattern, tuple[int, ...], int] | None:
-        """The step's runs, and the gradients born before each and in all, if any were."""
-        if not self.gradients_born or not self._over:
+        """The step's runs, and the gradients born before each and in all, if some were missing."""
+        if not self._some_missing or not self._over:
             return None
         return self.pattern, tuple(run.born for run in self._used), self._born
 
@@ -348,11 +351,15 @@ class Ride(Listener):
 
     def _cleared_bytes(self) -> int:
         """The bytes of gradients cleared since the forward: like stale outputs, and born anew."""
-        cleared = [p for p in self._existing if p.grad is None]
-        self.gradients_cleared = bool(cleared)
+        self.gradients_cleared = any(p.grad is None for p, _ in self._existing)
+        # The head's have come into being again by now.
+        cleared = [p for p, grad in self._existing if p.grad is None or p.grad is not grad()]
+        if not self.gradients_cleared:
+            return 0
         # Only where the next such step is foreseen to clear them: it is to find this one.
         self.gradients_born |= self.gradients_cleared and self._may_be_cleared
         self._missing += cleared
+        self._some_missing = True
         return bytes_of(cleared)
 
     def _note_back(self, reading: Reading) -> None:

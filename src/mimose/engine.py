@@ -170,8 +170,8 @@ class Engine:
     def _look_for_holes(self, *_: Any) -> None:
         """See, once a step and now and then, what its forward leaves lost between tensors."""
         step = self._step
-        assert self._setting is not None
-        assert step is not None
+        if step is None or self._setting is None or not step.forward_is_over:
+            return
         if not step.looked_at and self._stats.steps > 1:  # the first has no optimizer state
             step.looked_at = True
             expected = step.predicted_peak if isinstance(step, PlannedStep) else None
@@ -321,7 +321,8 @@ class Engine:
         self._scheduler.knowledge.unused.update(step.ride.unused)
         self._scheduler.knowledge.retained.note(step.retained)
         if step.ride.born is not None:
-            self._scheduler.knowledge.note_born(*step.ride.born)
+            kind = self._scheduler.knowledge.of(born=step.ride.gradients_born)
+            kind.note_born(*step.ride.born)
         if self._stats.steps > 1:
             self._lessons.add(step)
         else:  # it has no optimizer state, makes workspaces and tries blocks out

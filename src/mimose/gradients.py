@@ -25,6 +25,8 @@ class Gradients:
         """Which of the sample have had a gradient: others, that no loss reaches, tell nothing."""
         self._versions: list[int] = []
         self._cleared_late = False
+        self._most_bytes = self.bytes
+        """What there is once a step is over: parameters that no loss reaches have no gradient."""
 
     def missing(self) -> tuple[bool, ...]:
         """Whether they exist, by a sample: enough to tell one kind of step from another."""
@@ -46,13 +48,14 @@ class Gradients:
         """The bytes of those that exist now and will be cleared before the backward."""
         if not self._cleared_late or all(missing) or not self.updated:
             return 0
-        return self.bytes - self.missing_bytes(missing)
+        return self.bytes - self.missing_bytes(missing) if any(missing) else self._most_bytes
 
     def step_over(self, *, existed: bool | None = None, cleared: bool = False) -> None:
         """A step is over; if it was observed, whether gradients existed and were cleared late."""
         if existed and self.updated:
             self._cleared_late = cleared
-        if existed is not None:
+            self._most_bytes = bytes_of(p for p in self.parameters if p.grad is not None)
+        if not all(self._reached):
             now = (p.grad is not None for p in self._sample)
             self._reached = [a or b for a, b in zip(self._reached, now, strict=True)]
         self._versions = [p._version for p in self._sample]

@@ -41,7 +41,7 @@ class Knowledge:
         self._estimators: dict[tuple[Layout, Pattern], Estimator] = {}
         self._preferred: dict[Layout, Estimator] = {}
         self._largest: dict[Layout, InputSize] = {}
-        self._born: dict[Pattern, tuple[int, ...]] = other._born if other else {}
+        self._born: dict[Pattern, tuple[int, ...]] = {}
         """The most gradients that came into being before each run's recompute; and in all."""
         self.unused: set[Run] = other.unused if other else set()
         """Runs that a loss did not use: plans do not know them."""
@@ -121,7 +121,7 @@ class Knowledge:
             self._kin = {}
             self.other._forget()
         self._prefer(observation.size.layout)
-        if observation.gradients_born:
+        if any(observation.born_bytes) or observation.all_born_bytes:
             self.note_born(observation.pattern, observation.born_bytes, observation.all_born_bytes)
         self._version += 1
         if not as_expected:
@@ -259,7 +259,7 @@ class Knowledge:
         if not missing_bytes:
             return (0,) * len(pattern), 0
         known = self._born.get(pattern)
-        if known is None:  # never seen: all of them, at once
+        if known is None:  # never seen, in this kind of step: all of them, at once
             return (missing_bytes,) * len(pattern), missing_bytes
         *before, in_all = [min(born, missing_bytes) for born in known]
         return tuple(before), in_all
@@ -280,10 +280,10 @@ class Knowledge:
 
     def to_plain(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts alone, for files."""
-        born = [[list(map(list, pattern)), list(b)] for pattern, b in self._born.items()]
         return {
             "observations": [o.to_plain() for o in self._observations()],
-            "born": born,
+            "born": self.of(born=True)._births(),
+            "born_beside": self.of(born=False)._births(),
             "unused": sorted(map(list, self.unused)),
         }
 
@@ -294,16 +294,20 @@ class Knowledge:
         for observation in plain["observations"]:
             step = StepObservation.from_plain(observation, blocks)
             knowledge.of(born=step.gradients_born).learn(step)
-        for pattern, born in plain["born"]:
-            runs = tuple((int(block), int(nth)) for block, nth in pattern)
-            numbers = [*map(int, born)]
-            if len(numbers) == len(runs):  # as older versions wrote it
-                numbers.append(_ALL)
-            if len(numbers) != len(runs) + 1:
-                raise ValueError(f"gradients of {len(born)} runs where there are {len(runs)}")
-            knowledge.note_born(runs, numbers[:-1], numbers[-1])
+        for kind, births in ((True, plain["born"]), (False, plain.get("born_beside", ()))):
+            for pattern, born in births:
+                runs = tuple((int(block), int(nth)) for block, nth in pattern)
+                numbers = [*map(int, born)]
+                if len(numbers) == len(runs):  # as older versions wrote it
+                    numbers.append(_ALL)
+                if len(numbers) != len(runs) + 1:
+                    raise ValueError(f"gradients of {len(born)} runs where there are {len(runs)}")
+                knowledge.of(born=kind).note_born(runs, numbers[:-1], numbers[-1])
         knowledge.unused.update((int(block), int(nth)) for block, nth in plain.get("unused", ()))
         return knowledge
+
+    def _births(self) -> list[list[list[Any]]]:
+        return [[list(map(list, pattern)), list(born)] for pattern, born in self._born.items()]
 
     def _observations(self) -> Iterable[StepObservation]:
         for estimator in self._all_estimators():
@@ -328,7 +332,7 @@ class Knowledge:
         are in the peak of its backward, the head's in that of the head. Those that are added to
         others are gone at once; of what comes before the first run they are in the tail.
         """
-        born = self._born.get(pattern)
+        born = self.of(born=True)._born.get(pattern)
         if profile is None or born is None or born[-1] == _ALL:
             return None
         *before, in_all = born

@@ -151,7 +151,7 @@ def _floor(recording: Recording, knowledge: Knowledge) -> int:
     """The memory in use before a step, as the later half of the run has it."""
     bases = []
     for step in recording.steps[len(recording.steps) // 2 :]:
-        profile = knowledge.predict(step.size)
+        profile = knowledge.predict(step.size) or knowledge.other.predict(step.size)
         if profile is not None:
             bases.append(step.base_bytes - profile.prelude)
     return int(statistics.median(bases)) if bases else recording.header.parameter_bytes

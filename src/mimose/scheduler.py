@@ -103,7 +103,8 @@ class Scheduler:
             return self._unknown()
         available, least = self._available(setting, reading, stale_bytes)
         stale = least + setting.gradients.leaving_bytes(missing)
-        kind = (missing, stale, bool(knowledge.retained), knowledge.mark, self.strictness)
+        habits = knowledge.born, bool(knowledge.retained)
+        kind = (missing, stale, habits, knowledge.mark, self.strictness)
         overdue = self._unwatched >= _OVERDUE and not setting.meter.private
         cached, new = None if overdue else self.cache.get((shared, available, kind)), False
         if cached is None:

@@ -50,6 +50,11 @@ class Step(ABC):
     def kept_anything(self) -> bool:
         """Whether some run was to be kept: else it could not have needed less."""
 
+    @property
+    def forward_is_over(self) -> bool:
+        """Whether no more passes are expected, as far as one can tell."""
+        return True
+
     @abstractmethod
     def when_forward_is_over(self, call: Callable[..., None]) -> None:
         """Call this at about the end of the forward, where the model itself is not called."""
@@ -163,11 +168,11 @@ class PlannedStep(Step):
         start: Reading,
         when_over: Callable[[Any], None],
         guarded: Container[Run] = (),
-        unused: Container[Run] = (),
+        unused: set[Run] | None = None,
     ) -> None:
         super().__init__(size, when_over)
         self._guarded = guarded
-        self._unused = unused
+        self._unused = unused or set()
         self.plan = plan
         self.start = start
         self._again = again
@@ -208,17 +213,28 @@ class PlannedStep(Step):
         if again is None:
             if (index, nth) in self._unused:
                 self._beside += 1
+                seat.after = _both(seat.after, _Beside(self, (index, nth)))
             else:
                 self.surprised = not self.ran_out
             return True
         seat.guarded = (index, nth) in self._guarded
-        if self._last_run == (index, nth):
-            seat.after = seat.after or self._when_last
+        if self._last_run == (index, nth) and self._when_last is not None:
+            seat.after = _both(seat.after, self._when_last)
         return again
+
+    @property
+    def forward_is_over(self) -> bool:
+        *_, last = (None, *self._again)
+        return last is not None and self._counts.get(last[0], 0) > last[1]
 
     def when_forward_is_over(self, call: Callable[..., None]) -> None:
         *_, self._last_run = (None, *self._again)
         self._when_last = call
+
+    def is_used(self, run: Run) -> None:
+        """The backward comes to a run that no loss was known to use: no plan knows it."""
+        self._unused.discard(run)
+        self.surprised = not self.ran_out
 
     def recompute_the_rest(self) -> None:
         """A kept run has run out of memory: whatever comes is recomputed."""
@@ -253,6 +269,36 @@ class PlannedStep(Step):
     def real_peak(self, end: Reading) -> int | None:
         """The step's peak, as far as one can see it: if it is higher than what was before."""
         return end.peak if end.peak > self.start.peak else None
+
+
+class _Beside:
+    """Hears the backward come to a run that no loss was known to use."""
+
+    def __init__(self, step: PlannedStep, run: Run) -> None:
+        self._step = weakref.ref(step)
+        self._run = run
+
+    def __call__(self, _: Any, out: Any) -> None:
+        """The run has returned."""
+        for node in {t.grad_fn for t in tensors_in(out) if t.grad_fn is not None}:
+            node.register_prehook(self._arrives)
+
+    def _arrives(self, *_: Any) -> None:
+        step = self._step()
+        if step is not None:
+            step.is_used(self._run)
+
+
+def _both(first: Callable[..., None] | None, second: Callable[..., None]) -> Callable[..., None]:
+    """One after the other."""
+    if first is None:
+        return second
+
+    def call(*args: Any) -> None:
+        first(*args)
+        second(*args)
+
+    return call
 
 
 class WatchedStep(PlannedStep):

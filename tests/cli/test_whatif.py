@@ -8,12 +8,22 @@ from pathlib import Path
 import pytest
 
 import mimose
+import models
 from mimose.asking import Question
 from mimose.lengths import padded, parse_lengths
 from mimose.outlook import Outlook
 from mimose.playback import Recording, read_recording
 from mimose.whatif import Lengths, forecast
-from training import between, counted, peak_of_plain, task, texts, train
+from training import (
+    adamw,
+    between,
+    counted,
+    lengths,
+    peak_of_plain,
+    task,
+    texts,
+    train,
+)
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +155,20 @@ def test_sizes_of_which_nothing_is_known_are_refused(recording: Recording) -> No
     lengths = Lengths([step.size for step in recording.steps])
     with pytest.raises(mimose.ArgumentError, match="record more steps"):
         forecast(Outlook.of(recording), {lengths.at(5000): 1.0})
+
+
+def test_the_floor_is_known_though_the_last_kind_of_step_was_seen_once(tmp_path: Path) -> None:
+    model = models.Encoder()
+    sizes = [*lengths(10, 30, 60), 90, *lengths(30, 30, 60), 90, *lengths(40, 30, 60, seed=1)]
+    budget = int(0.75 * peak_of_plain(model, texts([90] * 3)))
+    with mimose.auto_checkpoint(model, budget, record=tmp_path / "run.jsonl"), adamw(model) as o:
+        for number, batch in enumerate(texts(sizes)):
+            models.loss_of(model, batch).backward()
+            if number % 2 or number < 24:
+                o.step()
+                o.zero_grad()
+    recording = read_recording(tmp_path / "run.jsonl")
+    assert not recording.observations[-1].gradients_born
+    assert sum(not seen.gradients_born for seen in recording.observations) == 1
+    bases = [step.base_bytes for step in recording.steps[40:]]
+    assert 0.9 * min(bases) < Outlook.of(recording).floor_bytes < max(bases)
