@@ -505,3 +505,41 @@ def test_a_plan_is_not_too_large_where_predictions_have_long_been_too_high(
         Herald().tell_if_too_little(setting, SIZE, plan, 0)
     setting.close()
     assert len(heard) == said
+
+
+@pytest.mark.parametrize("parts", ["", "encoder"])
+def test_training_in_eval_mode_is_told_so_once(parts: str) -> None:
+    model, batch = models.Encoder(), texts([40])[0]
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        model.get_submodule(parts).eval()
+        for _ in range(2):  # once or twice somebody may want a gradient
+            models.loss_of(model, batch).backward()
+        with pytest.warns(MimoseWarning, match=r"in eval mode.*call model\.train\(\)"):
+            models.loss_of(model, batch).backward()
+        models.loss_of(model, batch).backward()
+        assert handle.stats().steps == 0
+        model.train()
+        models.loss_of(model, batch).backward()
+        assert handle.stats().steps == 1
+
+
+@pytest.mark.parametrize("fails", [(0, 3), (0, 2), (0, 1, 2)])
+def test_backwards_that_fail_halfway_do_not_keep_planning_from_beginning(
+    fails: tuple[int, ...],
+) -> None:
+    """Their losses are held until the next: their graphs are alive."""
+    model, batches = models.Encoder(5), texts([40, 50, 30, 60, 35, 55, 45, 20] * 3)
+    with mimose.auto_checkpoint(model, "64MiB") as handle:
+        for number, batch in enumerate(batches):
+            loss = models.loss_of(model, batch)
+            out = model.encoder.layers[2].norm2.weight
+            hook = out.register_hook(_mishap) if number in fails else contextlib.nullcontext()
+            with hook, contextlib.suppress(Mishap):
+                loss.backward()
+            model.zero_grad()
+    assert handle.stats().planned_steps > 10
+    assert str(handle.stats().last_plan) == "KKKKK"
+
+
+def _mishap(_: torch.Tensor) -> None:
+    raise Mishap

@@ -26,7 +26,7 @@ def test_explain_before_the_first_step_says_that_nothing_is_known() -> None:
     assert explanation.gradient_bytes == explanation.parameter_bytes
     assert "input 4×50" in text
     assert "budget 64.00 MiB" in text
-    assert "nothing is known of this size yet: every block will be recomputed" in text
+    assert "nothing is known of this size yet: such a step is observed" in text
 
 
 def test_explain_before_a_relative_budget_is_settled_says_what_it_can() -> None:

@@ -265,6 +265,8 @@ def test_mimose_disable_leaves_the_model_untouched(
         assert train(model, batches) == train(plain, batches)
         assert handle.stats().steps == 0
         assert "not attached" in str(handle.explain(**batches[0]))
+    for refused in (nn.Linear(2, 2), nn.LazyLinear(2), nn.DataParallel(models.Encoder())):
+        assert not mimose.auto_checkpoint(refused, "1GiB").attached
 
 
 def test_order_of_attaching_and_converting_does_not_matter() -> None:

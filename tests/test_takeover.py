@@ -167,11 +167,10 @@ def test_foreign_hooks_around_a_block_are_refused_with_its_name() -> None:
         step(model)
 
 
-def test_block_inside_a_checkpoint_of_mimose_is_no_conflict() -> None:
+def test_block_inside_a_checkpoint_by_hand_is_refused_with_its_name() -> None:
     model = chain(Counted, Counted)
-    plain = copy.deepcopy(model)
-    attach(model)
-    step(plain)
-    torch.manual_seed(1)
-    mimose.checkpoint(model, torch.ones(2, 4)).pow(2).sum().backward()
-    assert_same_gradients(model, plain)
+    with (
+        mimose.auto_checkpoint(model, "1GiB", blocks=["0", "1"]),
+        pytest.raises(ConflictError, match=r"block '0'.*mimose\.checkpoint"),
+    ):
+        mimose.checkpoint(model, torch.ones(2, 4)).pow(2).sum().backward()

@@ -50,11 +50,17 @@ def _refuse() -> NoReturn:
     )
 
 
+_TIMES = 3
+"""How often a gradient arrives in eval mode before that is taken for training."""
+
+
 class Tripwire:
     """Until the first step: says so when a gradient arrives although no block has run."""
 
     def __init__(self, model: nn.Module, blocks: list[Block]) -> None:
         self._model = weakref.ref(model)
+        self._blocks = [weakref.ref(block.module) for block in blocks]
+        self._in_eval = 0
         parameters = (p for block in blocks for p in block.module.parameters())
         trained = next((p for p in parameters if p.requires_grad and p.is_leaf), None)
         self._hook: Any = None
@@ -68,7 +74,20 @@ class Tripwire:
 
     def _arrives(self, _: torch.Tensor) -> None:
         model = self._model()
-        if model is None or not model.training:
+        if model is None:
+            return
+        blocks = [block for ref in self._blocks if (block := ref()) is not None]
+        if not any(block.training for block in blocks):
+            self._in_eval += 1
+            if self._in_eval == _TIMES:
+                self.close()
+                warn(
+                    "the model gets gradients in eval mode, where nothing is planned: call "
+                    "model.train(), and put what is to stay as it is (dropout, norms) into eval "
+                    "mode by itself"
+                )
+            return
+        if not model.training:
             return
         self.close()
         warn(

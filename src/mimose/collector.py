@@ -214,6 +214,11 @@ class Ride(Listener):
         self._tail = reading.peak - self._base + self._stale_bytes - self._born
 
     @property
+    def in_backward(self) -> bool:
+        """Whether a block was recomputed, and the backward is not done."""
+        return self._head_backward is not None and not self._over
+
+    @property
     def _used(self) -> list[Seen]:
         """The runs that the loss depended on: others show nothing of what they cost, so plans are
         not to know them."""

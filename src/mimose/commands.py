@@ -142,7 +142,7 @@ def _write_report(contents: Any, file: Path, format: Format, output: Path | None
 
     target = output or file.with_suffix(f".{format.value}")
     if format is Format.png:
-        _need_matplotlib()
+        _need_matplotlib(target)
         from mimose.page.picture import draw
 
         draw(contents, target)
@@ -178,11 +178,14 @@ def _report_on_benchmark(file: Path, format: Format, output: Path | None) -> Non
         raise ArgumentError(str(error)) from None
 
 
-def _need_matplotlib() -> None:
+def _need_matplotlib(picture: Path) -> None:
     try:
-        import matplotlib  # noqa: F401
+        from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         raise ArgumentError("this needs matplotlib: pip install matplotlib") from None
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if picture.suffix.lower().removeprefix(".") not in formats:
+        raise ArgumentError(f"{picture}: a picture ends in one of .{', .'.join(sorted(formats))}")
 
 
 def _first_line(file: Path) -> str:
@@ -230,7 +233,7 @@ def plan(
     weights = question.weights(lengths, samples=samples)
     forecast = question.forecast(weights, [_in_bytes(text) for text in budget or []])
     if plot is not None:
-        _need_matplotlib()
+        _need_matplotlib(plot)
         from mimose.page.tradeoff import draw_tradeoff
 
         draw_tradeoff(question, weights, plot)

@@ -25,6 +25,7 @@ from mimose.budget import parse_budget, text_of
 from mimose.errors import ArgumentError, MimoseError
 from mimose.memory import ALLOCATOR_SETTINGS, meter_for, page_bytes_in
 from mimose.session import auto_checkpoint
+from mimose.switch import switched_off
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 
@@ -134,7 +135,7 @@ def _device() -> Iterator[Finding]:
 
 
 def _environment() -> Iterator[Finding]:
-    if os.environ.get("MIMOSE_DISABLE", "") not in ("", "0"):
+    if switched_off():
         yield Finding(PROBLEM, "MIMOSE_DISABLE is set: mimose does nothing", "unset MIMOSE_DISABLE")
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         setting = os.environ.get(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -132,7 +133,7 @@ def _time_points(
     outlook: Outlook, steps: Sequence[RecordedStep]
 ) -> Iterable[tuple[float, float] | None]:
     known: dict[InputSize, float | None] = {}
-    for step, following in zip(steps, [*steps[1:], None], strict=True):
+    for step, following in zip_longest(steps, steps[1:]):
         if step.size not in known:
             profile = outlook.profile(step.size)
             known[step.size] = None if profile is None else whole_seconds(profile)

@@ -398,10 +398,14 @@ def _hooks_are_active() -> bool:
 
 
 def foreign_hooks() -> str:
-    """Who else's hooks would see a tensor that is saved now; empty if nobody's or a frame's own."""
+    """Who else's hooks would see a tensor that is saved now; empty if nobody's or a block's own."""
     hooks = _top_hooks(True) if _top_hooks is not None else None
-    if hooks is None or hooks[0].__module__.startswith("mimose."):
+    if hooks is None:
         return ""
+    if hooks[0].__module__.startswith("mimose."):
+        frame = getattr(hooks[1], "__self__", None)
+        by_hand = isinstance(frame, Frame) and not frame.name
+        return "mimose.checkpoint" if by_hand else ""
     return f"{hooks[0].__module__}.{hooks[0].__qualname__}"
 
 

@@ -136,7 +136,9 @@ class Stats:
             + (": OVER" if self.budget_bytes and self.peak_held_bytes > self.budget_bytes else ""),
         ]
         if self.recoveries:
-            lines.append(f"memory ran out {_times(self.recoveries)}, and was recovered from")
+            lines.append(
+                f"memory ran out {_times(self.recoveries)}, and what had failed was run again"
+            )
         if self.reserve_bytes is not None:
             margin = round(self.margin, 4) + 0.0  # never "-0.00%"
             lines.append(f"reserve {text_of(self.reserve_bytes)}, margin {margin:.2%}")
@@ -146,6 +148,9 @@ class Stats:
 
     def _repr_html_(self) -> str:
         return stats_html(self)
+
+
+_REMEDY = "raise the budget, shorten the batch, or name smaller blocks (blocks=)"
 
 
 def _steps(count: int) -> str:
@@ -207,7 +212,10 @@ class Explanation:
         lines.append(f"{floor}; gradients take {text_of(self.gradient_bytes)}")
         if self.profile is None or self.plan is None:
             if not self.note:
-                lines.append("nothing is known of this size yet: every block will be recomputed")
+                lines.append(
+                    "nothing is known of this size yet: such a step is observed, with blocks "
+                    "recomputed"
+                )
             return "\n".join(lines)
         return "\n".join([*lines, *self._plan_lines(self.profile, self.plan)])
 
@@ -217,7 +225,7 @@ class Explanation:
     def _plan_lines(self, profile: Profile, plan: Plan) -> list[str]:
         assert self.peak_kept_bytes is not None
         assert self.peak_recomputed_bytes is not None
-        verdict = "fits" if plan.fits else "DOES NOT FIT: raise the budget or shorten the batch"
+        verdict = "fits" if plan.fits else f"DOES NOT FIT: {_REMEDY}"
         lines = [
             f"all kept would peak at {text_of(self.peak_kept_bytes)}, all recomputed at "
             f"{text_of(self.peak_recomputed_bytes)}; this plan at "

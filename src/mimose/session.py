@@ -40,6 +40,7 @@ from mimose.report import Explanation, Floor, Stats, explain_plan
 from mimose.root import RootSeat
 from mimose.scheduler import Scheduler
 from mimose.shuttle import Shuttle
+from mimose.switch import switched_off
 from mimose.takeover import refuse_foreign
 from mimose.trees import bytes_of
 
@@ -121,12 +122,14 @@ class Mimose(Engine):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"auto_checkpoint takes a torch.nn.Module, not {model!r}")
-        _refuse_data_parallel(model)
-        refuse_lazy(model)
+        off = switched_off()
+        if not off:
+            _refuse_data_parallel(model)
+            refuse_lazy(model)
         budget = parse_budget(memory_budget)
         _refuse_options(collector, enforce, input_size)
         scheduler = Scheduler(_chosen(planner))
-        found = find_blocks(model, blocks=blocks, exclude=exclude)
+        found = [] if off else find_blocks(model, blocks=blocks, exclude=exclude)
         super().__init__(
             model,
             found,
@@ -137,7 +140,7 @@ class Mimose(Engine):
             measure=input_size,
         )
         self._retrying = False
-        if os.environ.get("MIMOSE_DISABLE", "") not in ("", "0"):
+        if off:
             log.info("MIMOSE_DISABLE is set: the model is left as it is")
             return
         former = _former_on(model)
@@ -206,11 +209,10 @@ class Mimose(Engine):
             base_bytes=self._stats.last_base_bytes,
             floor=self._floor(),
         )
-        return replace(explanation, note=self._note())
+        return replace(explanation, note=self._note(known=explanation.plan is not None))
 
-    def _note(self) -> str:
+    def _note(self, *, known: bool) -> str:
         if not self.attached:
-            known = self._setting is not None
             would = "; attached, it would do this" if known else ""
             return f"mimose is not attached, so the model trains as it is{would}"
         if self._setting is None and self._loaded is not None:

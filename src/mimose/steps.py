@@ -138,6 +138,11 @@ class ObservedStep(Step):
     def kept_anything(self) -> bool:
         return bool(self.ride.kept)
 
+    @property
+    def broken(self) -> bool:
+        """Blocks tell of a backward before it comes to the first one's."""
+        return super().broken or (self.ride.in_backward and not self.over)
+
     def when_forward_is_over(self, call: Callable[..., None]) -> None:
         self.ride.when_backward = call
 

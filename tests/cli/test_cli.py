@@ -131,6 +131,8 @@ def test_what_cannot_be_is_answered_in_one_line(
     assert "directory" in refused(capsys, "report", tmp_path)
     assert "invalid" in refused(capsys, "report", recording_file, "--format", "pdf").lower()
     assert "neither a recording nor" in refused(capsys, "plan", other)
+    assert "nothing learned in it yet" in refused(capsys, "plan", young)
+    assert ".png" in refused(capsys, "plan", recording_file, "--plot", tmp_path / "plan.xyz")
     assert "did you mean 6GiB?" in refused(capsys, "plan", recording_file, "-b", "6G")
     assert "like 6GiB" in refused(capsys, "plan", recording_file, "-b", "80%")
     assert "neither numbers nor a file" in refused(

@@ -11,11 +11,12 @@ from mimose.bench.arena import PRECISIONS, Conditions
 from mimose.bench.budgets import Asked
 from mimose.bench.contestants import contestant_named
 from mimose.bench.extras import BenchError, need
+from mimose.bench.lineup import CONTESTANTS
 from mimose.bench.progress import Deadline
 from mimose.bench.records import ResultsFile
 from mimose.bench.report import write_report
 from mimose.bench.schedule import Program, Schedule
-from mimose.bench.workloads import task_named
+from mimose.bench.workloads import TASKS, task_named
 
 need("typer")
 import typer  # noqa: E402 (after `need`, which says what to install)
@@ -27,8 +28,12 @@ _STOPPED = 130
 
 @app.command()
 def bench(
-    tasks: Annotated[str | None, typer.Option(help="tasks, separated by commas")] = None,
-    contestants: Annotated[str | None, typer.Option(help="who trains, by commas")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help=f"some of {', '.join(TASKS)}; by commas")
+    ] = None,
+    contestants: Annotated[
+        str | None, typer.Option(help=f"some of {', '.join(CONTESTANTS)}; by commas")
+    ] = None,
     tight: Annotated[
         str | None, typer.Option(help="budgets that plain exceeds on so many % of steps")
     ] = None,

@@ -26,6 +26,7 @@ from mimose.integrations import missing
 from mimose.integrations.companion import Companion
 from mimose.report import Explanation, Stats
 from mimose.session import Mimose, refuse_options
+from mimose.switch import switched_off
 
 try:
     from accelerate.utils import DynamoBackend  # type: ignore[import-untyped]
@@ -60,10 +61,11 @@ def enable(trainer: Trainer, memory_budget: int | str = "auto", **options: Any) 
     >>> trainer.train()  # doctest: +SKIP
     >>> print(enabled.stats())  # doctest: +SKIP
     """
-    _refuse_data_parallel(trainer.args)
     # Say at once what would otherwise be found out when training begins.
     refuse_options(memory_budget, options)
-    _blocks_of(trainer.model, options)
+    if not switched_off():
+        _refuse_data_parallel(trainer.args)
+        _blocks_of(trainer.model, options)
     former = vars(trainer).get("train")
     if isinstance(former, _Stand):
         log.info("mimose was enabled for this trainer already: the new call replaces the former")
@@ -105,9 +107,10 @@ class Enabled:
     def disable(self) -> None:
         """The trainer is as before; so is the model."""
         self._companion.end()
-        self._trainer.remove_callback(self._presence)
-        for stand in self._stands:
-            stand.leave()
+        if self._stands:
+            self._trainer.remove_callback(self._presence)
+        while self._stands:
+            self._stands.pop().leave()
 
     def _train(
         self, plain: Callable[..., Any], resume_from_checkpoint: Any = None, *args: Any, **more: Any
@@ -161,7 +164,7 @@ class _Presence(TrainerCallback):
         **_: Any,
     ) -> None:
         assert model is not None
-        if args.gradient_checkpointing and not self._companion.attached:
+        if args.gradient_checkpointing and not (self._companion.attached or switched_off()):
             log.warning(
                 "gradient_checkpointing=True: mimose decides for each batch which of the model's "
                 "layers are recomputed, instead of recomputing all of them"
@@ -212,8 +215,9 @@ class MimoseCallback(_Presence):
         model: nn.Module | None = None,
         **_: Any,
     ) -> None:
-        _refuse_data_parallel(args)
-        if args.torch_compile:
+        if not switched_off():
+            _refuse_data_parallel(args)
+        if args.torch_compile and not switched_off():
             raise ConflictError(
                 "torch_compile=True has compiled the model as a whole, so that no block can be "
                 "decided upon: use mimose.integrations.huggingface.enable(trainer), which has the "
@@ -269,7 +273,7 @@ def _blocks_compiled_instead(
 ) -> Iterator[None]:
     """With `torch_compile=True`, compile each block: compiled as a whole, a model has none."""
     plugin = trainer.accelerator.state.dynamo_plugin
-    if plugin.backend == DynamoBackend.NO:
+    if plugin.backend == DynamoBackend.NO or switched_off():
         yield
         return
     how, backend = plugin.to_kwargs(), plugin.backend
