@@ -339,6 +339,23 @@ def test_a_layer_that_a_loss_comes_to_use_is_planned_from_then_on() -> None:
     assert handle._scheduler.knowledge.unused == set()
 
 
+def test_passes_that_never_have_a_backward_do_not_keep_planning_from_beginning() -> None:
+    model, batches, budget = task("encoder")
+    held: list[torch.Tensor] = []
+
+    def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
+        loss = models.loss_of(model, batch)
+        held[:] = [models.loss_of(model, batch)]
+        return loss
+
+    with mimose.auto_checkpoint(model, budget) as handle:
+        train(model, batches * 2, loss_of=loss_of)
+    stats = handle.stats()
+    assert stats.peak_bytes <= budget
+    assert stats.observed_steps <= 16
+    assert stats.runs_kept > stats.runs_recomputed > 0
+
+
 class TwoTasks(Attends):
     """A large head for each of two tasks."""
 

@@ -81,6 +81,8 @@ class Ride(Listener):
         self._spoiled = False
         self._rehearsed = False
         self._over = self._retained = False
+        self.known_unused: set[Run] = set()
+        """Runs that no loss is known to use."""
         self.when_backward: Callable[[], None] | None = None
         """Called before the first recompute."""
         self._lent: list[torch.UntypedStorage] = []
@@ -238,15 +240,17 @@ class Ride(Listener):
     @property
     def unused(self) -> set[Run]:
         """The others, if the step's backward is done and no pass was given up."""
-        if not self._over or self._given_up:
+        if not self._over or self.given_up:
             return set()
         return {run.key for run in self._runs if run.unused}
 
     @property
-    def _given_up(self) -> bool:
-        """Whether some pass had no backward at all: it was given up, and the step is no example."""
+    def given_up(self) -> frozenset[Run]:
+        """The runs of passes that had no backward at all, and were not known to have none: they
+        were given up, and the step is no example."""
         used = {run.key[1] for run in self._runs if not run.unused or run.late}
-        return used != {run.key[1] for run in self._runs}
+        others = {run.key for run in self._runs if run.key[1] not in used}
+        return frozenset(others - self.known_unused)
 
     def unusable_beyond(self, highest_bytes: int) -> int:
         """What the allocator holds beyond the highest use of the run, if this step made it grow.
@@ -277,7 +281,7 @@ class Ride(Listener):
         """
         if self._head_backward is None or self._spoiled or (self._rehearsed and not rough):
             return None
-        if self._given_up:
+        if self.given_up:
             return None
         timed = self.timed
         after_last = self._settle_unused()

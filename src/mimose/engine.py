@@ -302,6 +302,7 @@ class Engine:
             self._in_use_before,
             sample,
         )
+        ride.known_unused = self._scheduler.knowledge.unused
         if self._after_broken_step:  # the engine lets go of its memory in the middle of this one
             ride.spoil()
             self._after_broken_step = False
@@ -353,6 +354,8 @@ class Engine:
         for lesson in self._lessons.new():
             observation = lesson.observation()
             knowledge = self._scheduler.knowledge.of(born=lesson.step.ride.gradients_born)
+            if lesson.step.ride.given_up:
+                knowledge.note_given_up(lesson.step.ride.given_up)
             if lesson.step.ride.unlike:
                 knowledge.not_alike(lesson.step.size)
             self._note_kin(lesson.step, observation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,8 @@ sake, if a larger one tells enough."""
 _ALL = 1 << 62
 """Gradients of whatever has none yet."""
 _FEW = 3
-"""New plans in which one kind of step may stand in for the other before that is observed."""
+"""New plans in which one kind of step may stand in for the other before that is observed; and steps
+with passes that have no backward, before these are taken for usual."""
 _MOST_STRANGERS = 2
 """How often runs may be taken for alike that are not, before all are looked at for good."""
 
@@ -47,6 +49,7 @@ class Knowledge:
         """Runs that a loss did not use: plans do not know them."""
         self.retained: Habit = other.retained if other else Habit()
         """Whether graphs outlive their backwards."""
+        self._given_up: Counter[frozenset[Run]] = Counter()
         self._kin: dict[Layout, Kin] = {}
         self._strangers = self._stood_in = 0
         self._failed_at: InputSize | None = None
@@ -147,6 +150,12 @@ class Knowledge:
         now = (*born_bytes, _ALL if all_born_bytes is None else all_born_bytes)
         known = self._born.get(pattern)
         self._born[pattern] = tuple(map(max, known, now)) if known else now
+
+    def note_given_up(self, runs: frozenset[Run]) -> None:
+        """A step had passes without a backward: after some such steps that is expected."""
+        self._given_up[runs] += 1
+        if self._given_up[runs] >= _FEW:
+            self.unused.update(runs)
 
     def note_kin(self, seen: StepObservation) -> None:
         """A step that was seen whole shows which runs are alike."""
