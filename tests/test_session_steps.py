@@ -356,6 +356,35 @@ def test_passes_that_never_have_a_backward_do_not_keep_planning_from_beginning()
     assert stats.runs_kept > stats.runs_recomputed > 0
 
 
+class Collects(nn.Module):
+    """Collects the states of all layers, and lets go of them when it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 32), nn.Linear(32, 50)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True) for _ in range(6)
+        )
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        states = [self.embedding(input_ids)]
+        for layer in self.layers:
+            states.append(layer(states[-1]))
+        return self.head(states[-1])
+
+
+def test_states_that_a_model_collects_while_it_runs_do_not_make_it_observe_on_and_on() -> None:
+    model, batches = Collects(), texts(lengths(60, 30, 130))
+    budget = tight_budget(model, batches)
+    with mimose.auto_checkpoint(model, budget) as handle:
+        train(model, batches)
+    stats = handle.stats()
+    assert stats.peak_bytes <= budget
+    assert stats.observed_steps <= 7
+    assert stats.worst_shortfall < 0.003
+    assert stats.runs_kept > stats.runs_recomputed > 0
+
+
 class TwoTasks(Attends):
     """A large head for each of two tasks."""
 

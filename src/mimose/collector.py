@@ -94,8 +94,9 @@ class Ride(Listener):
         self.unlike = False
         """Whether runs that were taken for alike were not."""
         self.fleeting = False
-        """Whether outputs that runs save themselves were let go of while others followed: then what
-        one that is kept adds depends on whether the one before it was."""
+        """Whether outputs that runs save themselves were let go of while others followed, or inputs
+        that they do not save were collected until the model returned: then what one that is kept
+        adds is more than can be told from levels."""
 
     def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         """A block's forward is about to start; whether it will be recomputed."""

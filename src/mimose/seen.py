@@ -30,6 +30,8 @@ class Seen:
     """Inputs that the run before saves: where that is kept, they outlive this one's backward."""
     idle: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     idle_bytes: int = 0
+    collected: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    """Inputs that it does not save, and that somebody else held on to while it ran."""
     before: int | None = None
     entry: int = 0
     born: int = 0
@@ -76,9 +78,10 @@ class Seen:
 
     def settle_outputs(self) -> bool:
         """The backward begins: outputs that are alive are so anyway. Those that the model has let
-        go of (attention weights that nobody wants) live only if the run is kept; whether there are
-        any."""
-        let_go = False
+        go of (attention weights that nobody wants) live only if the run is kept, and inputs that it
+        has let go of (states that it collects) only if it is recomputed; whether there are any."""
+        let_go = any(map(_is_alone, self.collected))
+        self.collected = []
         for ref in self.own_outputs:
             storage = ref()
             self.out_saved += 0 if storage is None else storage.nbytes()
@@ -93,8 +96,9 @@ class Seen:
         that made it saves (a ReLU between two blocks).
         """
         if alone:
-            idle = [ref for ref in self.idle if _references(ref) <= _ONE_HOLDER and _unshared(ref)]
+            idle = [ref for ref in self.idle if _is_alone(ref)]
             self.idle_bytes = sum(_bytes_behind(ref) for ref in idle)
+            self.collected = [ref for ref in self.idle if ref not in idle]
         self.idle = []
 
     def observation(self, seconds: float) -> Observation:
@@ -114,6 +118,11 @@ class Seen:
             input_bytes=self.input_bytes,
             gap_bytes=self.gap,
         )
+
+
+def _is_alone(ref: weakref.ref[torch.Tensor]) -> bool:
+    """Whether a recompute alone holds on to this tensor, and nobody shares its memory."""
+    return _references(ref) <= _ONE_HOLDER and _unshared(ref)
 
 
 def _bytes_behind(ref: weakref.ref[torch.Tensor]) -> int:
