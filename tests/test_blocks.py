@@ -350,3 +350,8 @@ def test_two_layers_of_a_t5_are_blocks_although_only_the_first_has_a_bias() -> N
     )
     found = find_blocks(T5ForConditionalGeneration(config))
     assert [type(block.module).__name__ for block in found] == ["T5Block"] * 4
+
+
+def test_a_predicate_that_takes_no_name_is_refused_with_the_spelling() -> None:
+    with pytest.raises(BlocksError, match="write blocks=lambda name, module"):
+        find_blocks(models.Encoder(), blocks=lambda module: True)  # type: ignore[arg-type, misc]

@@ -8,6 +8,7 @@ every model; whoever runs them sees the true order.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -194,6 +195,8 @@ def _select(
                 f"{argument}={selector!r} selects nothing: give a name or glob, a class, a module, "
                 "a function of name and module, or several of these"
             )
+        if not isinstance(selector, (str, nn.Module, type)):
+            _refuse_signature(selector, argument)
         hits = [id(module) for name, module in modules if _matches(selector, name, module)]
         if isinstance(selector, str):
             hits = _outermost(hits, modules)
@@ -201,6 +204,18 @@ def _select(
             raise BlocksError(_no_match(selector, argument, [name for name, _ in modules]))
         chosen.update(hits)
     return [Block(name, module) for name, module in modules if id(module) in chosen]
+
+
+def _refuse_signature(predicate: Callable[..., bool], argument: str) -> None:
+    try:
+        inspect.signature(predicate).bind("", nn.Module())
+    except TypeError:
+        raise BlocksError(
+            f"{argument}= is a function that takes no name and module: write {argument}=lambda "
+            "name, module: …"
+        ) from None
+    except ValueError:  # one that shows no signature
+        return
 
 
 def _outermost(hits: list[int], modules: list[tuple[str, nn.Module]]) -> list[int]:

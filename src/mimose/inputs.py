@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import reprlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,7 +123,7 @@ def measured_by(
         numbers = ()
     if not numbers or min(numbers) < 0:
         raise ArgumentError(
-            f"input_size= returned {measure!r}: return one whole number or several, e.g. "
-            "lambda input_ids, **_: tuple(input_ids.shape)"
+            f"input_size= returned {reprlib.repr(measure)}: return one whole number or several, "
+            "e.g. lambda input_ids, **_: tuple(input_ids.shape)"
         )
     return InputSize((("input_size", len(numbers)),), numbers)

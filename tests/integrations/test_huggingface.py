@@ -97,6 +97,11 @@ def test_disable_leaves_the_trainer_as_it_was() -> None:
     assert enabled.handle is None
 
 
+def test_a_model_is_no_trainer() -> None:
+    with pytest.raises(mimose.ArgumentError, match=r"not a Linear.*call mimose\.auto_checkpoint"):
+        enable(torch.nn.Linear(2, 2), "1GiB")  # type: ignore[arg-type]
+
+
 def test_second_call_of_enable_replaces_the_first() -> None:
     trainer = trainer_of(max_steps=2)
     first, second = enable(trainer, "1GiB"), enable(trainer, "2GiB")

@@ -21,7 +21,7 @@ from typing import Any, final
 from torch import nn
 
 from mimose.blocks import find_blocks
-from mimose.errors import ConflictError
+from mimose.errors import ArgumentError, ConflictError
 from mimose.integrations import missing
 from mimose.integrations.companion import Companion
 from mimose.report import Explanation, Stats
@@ -62,6 +62,11 @@ def enable(trainer: Trainer, memory_budget: int | str = "auto", **options: Any) 
     >>> print(enabled.stats())  # doctest: +SKIP
     """
     # Say at once what would otherwise be found out when training begins.
+    if not isinstance(trainer, Trainer):
+        raise ArgumentError(
+            f"enable takes a transformers.Trainer, not a {type(trainer).__name__}: for a model in "
+            "a loop of your own call mimose.auto_checkpoint"
+        )
     refuse_options(memory_budget, options)
     if not switched_off():
         _refuse_data_parallel(trainer.args)
