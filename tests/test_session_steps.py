@@ -385,6 +385,36 @@ def test_states_that_a_model_collects_while_it_runs_do_not_make_it_observe_on_an
     assert stats.runs_kept > stats.runs_recomputed > 0
 
 
+class Adds(nn.Module):
+    """Takes a state and a memory, and saves neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(2 * x + 3 * memory).tanh())
+
+
+class Remembers(nn.Module):
+    """Its layers all take one memory, beside the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 32), nn.Linear(32, 2)
+        self.layers = nn.ModuleList(Adds() for _ in range(4))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = memory = self.embedding(input_ids)
+        for layer in self.layers:
+            x = layer(x, memory)
+        return self.head(x)
+
+
+def test_a_block_may_save_neither_its_state_nor_what_all_share() -> None:
+    assert_trains_as_plain(Remembers(), texts(lengths(20, 60, 130)), over=0.05)
+
+
 class TwoTasks(Attends):
     """A large head for each of two tasks."""
 

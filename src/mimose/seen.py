@@ -95,10 +95,11 @@ class Seen:
         None that somebody else still refers to (masks, collected states), nor any that the operator
         that made it saves (a ReLU between two blocks).
         """
-        if alone:
-            idle = [ref for ref in self.idle if _is_alone(ref)]
-            self.idle_bytes = sum(_bytes_behind(ref) for ref in idle)
-            self.collected = [ref for ref in self.idle if ref not in idle]
+        for ref in self.idle if alone else ():
+            if _is_alone(ref):
+                self.idle_bytes += _bytes_behind(ref)
+            else:
+                self.collected.append(ref)
         self.idle = []
 
     def observation(self, seconds: float) -> Observation:
