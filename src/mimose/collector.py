@@ -362,12 +362,12 @@ class Ride(Listener):
     def _cleared_bytes(self) -> int:
         """The bytes of gradients cleared since the forward: like stale outputs, and born anew."""
         self.gradients_cleared = any(p.grad is None for p, _ in self._existing)
-        # The head's have come into being again by now.
-        cleared = [p for p, grad in self._existing if p.grad is None or p.grad is not grad()]
         if not self.gradients_cleared:
             return 0
+        # The head's have come into being again by now.
+        cleared = [p for p, grad in self._existing if p.grad is None or p.grad is not grad()]
         # Only where the next such step is foreseen to clear them: it is to find this one.
-        self.gradients_born |= self.gradients_cleared and self._may_be_cleared
+        self.gradients_born |= self._may_be_cleared
         self._missing += cleared
         self._some_missing = True
         return bytes_of(cleared)

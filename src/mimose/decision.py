@@ -9,11 +9,7 @@ from mimose.inputs import InputSize
 from mimose.observations import Pattern, Run
 from mimose.plan import Plan
 from mimose.plan_cache import CachedPlan, Shelved
-from mimose.timeline import Profile
-
-InStep = tuple[tuple[int, ...], int, int, bool]
-"""Gradients that are born before each run, what is given back in the backward, all born ones, and
-whether the graph outlives it."""
+from mimose.timeline import InStep, Profile
 
 
 class Terms(NamedTuple):

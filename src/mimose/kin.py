@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mimose.inputs import InputSize
 from mimose.observations import Observation, Run, StepObservation
 from mimose.planners import Optimal
-from mimose.timeline import Profile, RunCost, peak
+from mimose.timeline import InStep, Profile, RunCost, peak
 
 _SAME = 0.005
 """The difference, as a share of what a run saves, up to which two runs are alike."""
@@ -53,7 +53,7 @@ class Kin:
         self,
         size: InputSize,
         others: Iterable[StepObservation],
-        in_step: tuple[Sequence[int], int, int, bool],
+        in_step: InStep,
         available_bytes: int,
     ) -> Sample | None:
         """What to keep while a step of this size is observed; None if nothing can be.

@@ -13,7 +13,7 @@ from mimose.habit import Habit
 from mimose.inputs import InputSize, Layout
 from mimose.kin import Kin
 from mimose.observations import Pattern, Run, StepObservation
-from mimose.timeline import Profile
+from mimose.timeline import InStep, Profile
 
 _ENOUGH = 12
 """Observations after which sizes that cannot be predicted are no longer observed for their own
@@ -272,6 +272,11 @@ class Knowledge:
             return (missing_bytes,) * len(pattern), missing_bytes
         *before, in_all = [min(born, missing_bytes) for born in known]
         return tuple(before), in_all
+
+    def in_step(self, pattern: Pattern, missing_bytes: int, stale_bytes: int = 0) -> InStep:
+        """What happens in a step besides its size, if so much is missing and so much is stale."""
+        born, all_born = self.born_bytes(pattern, missing_bytes)
+        return born, stale_bytes, all_born, bool(self.retained)
 
     def peaked(self, size: InputSize, predicted_rise: int, real_rise: int | None) -> None:
         """A step rose so far above its start; None if nobody could see.

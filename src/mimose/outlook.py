@@ -67,8 +67,7 @@ class Outlook:
         pattern = self.knowledge.pattern_for(size)
         if profile is None or pattern is None:
             return None
-        born, all_born = self.knowledge.born_bytes(pattern, self.missing_bytes)
-        return profile.in_step(born, 0, all_born, bool(self.knowledge.retained))
+        return profile.in_step(*self.knowledge.in_step(pattern, self.missing_bytes))
 
     def base_bytes(self, profile: Profile) -> int:
         """In use when the first block starts."""

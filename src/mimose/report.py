@@ -288,8 +288,7 @@ def explain_plan(
     if profile.prelude and setting.open:
         common["base_bytes"] = base_bytes = setting.meter.read().in_use + profile.prelude
     missing = setting.gradients.missing_bytes(now)
-    born, all_born = knowledge.born_bytes(pattern, missing)
-    profile = profile.in_step(born, 0, all_born, bool(knowledge.retained))
+    profile = profile.in_step(*knowledge.in_step(pattern, missing))
     available = int(setting.available(base_bytes) / (1 + knowledge.adaptation.margin))
     strictest = RecomputeAll().plan(profile, available)
     common["blocks"] = tuple(blocks[index] for index, _ in pattern)

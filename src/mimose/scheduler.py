@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mimose.chapters import Chapters
-from mimose.decision import Decision, InStep, Terms
+from mimose.decision import Decision, Terms
 from mimose.inputs import InputSize
 from mimose.kin import Sample
 from mimose.knowledge import Knowledge
@@ -23,7 +23,7 @@ from mimose.planners import Optimal, Planner, RecomputeAll
 from mimose.regime import Regime
 from mimose.setting import Setting
 from mimose.steps import PlannedStep, Step
-from mimose.timeline import Profile
+from mimose.timeline import InStep, Profile
 
 log = logging.getLogger("mimose")
 
@@ -178,12 +178,10 @@ class Scheduler:
     def _in_step(
         self, setting: Setting, pattern: Pattern, missing: tuple[bool, ...], stale_bytes: int
     ) -> InStep:
-        """What `Profile.in_step` asks: gradients to be born, what is given back, all born, and
-        whether the graph stays."""
+        """What happens in the coming step besides its size."""
         leaving = setting.gradients.leaving_bytes(missing)
         missing_bytes = setting.gradients.missing_bytes(missing) + leaving
-        born, all_born = self.knowledge.born_bytes(pattern, missing_bytes)
-        return born, stale_bytes, all_born, bool(self.knowledge.retained)
+        return self.knowledge.in_step(pattern, missing_bytes, stale_bytes)
 
     def sample(
         self, setting: Setting, size: InputSize, reading: Reading, stale_bytes: int

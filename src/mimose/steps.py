@@ -141,7 +141,7 @@ class ObservedStep(Step):
     @property
     def broken(self) -> bool:
         """Blocks tell of a backward before it comes to the first one's."""
-        return super().broken or (self.ride.in_backward and not self.over)
+        return super().broken or self.ride.in_backward
 
     def when_forward_is_over(self, call: Callable[..., None]) -> None:
         self.ride.when_backward = call
@@ -228,13 +228,17 @@ class PlannedStep(Step):
         return again
 
     @property
-    def forward_is_over(self) -> bool:
+    def _last_planned(self) -> Run | None:
         *_, last = (None, *self._again)
+        return last
+
+    @property
+    def forward_is_over(self) -> bool:
+        last = self._last_planned
         return last is not None and self._counts.get(last[0], 0) > last[1]
 
     def when_forward_is_over(self, call: Callable[..., None]) -> None:
-        *_, self._last_run = (None, *self._again)
-        self._when_last = call
+        self._last_run, self._when_last = self._last_planned, call
 
     def is_used(self, run: Run) -> None:
         """The backward comes to a run that no loss was known to use: no plan knows it."""

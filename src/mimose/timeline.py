@@ -98,6 +98,10 @@ class RunCost(NamedTuple):
 TAKEN_OFF = ("out_saved", "in_idle")
 """What of a run is subtracted: where in doubt, its lower end is the safe one."""
 
+InStep = tuple[tuple[int, ...], int, int, bool]
+"""What `Profile.in_step` takes: gradients that are born before each run, what is given back in the
+backward, all born ones, and whether the graph outlives it."""
+
 _run = RunCost._make
 
 

@@ -222,12 +222,7 @@ class MimoseCallback(_Presence):
     ) -> None:
         if not switched_off():
             _refuse_data_parallel(args)
-        if args.torch_compile and not switched_off():
-            raise ConflictError(
-                "torch_compile=True has compiled the model as a whole, so that no block can be "
-                "decided upon: use mimose.integrations.huggingface.enable(trainer), which has the "
-                "blocks compiled one by one"
-            )
+            _refuse_compiled(args)
         if state.global_step:
             self._companion.load(_checkpoint_folder(args, state))
         super().on_train_begin(args, state, control, model)
@@ -313,6 +308,15 @@ def _checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:
 def _is_of_training(logs: dict[str, float]) -> bool:
     """And neither of an evaluation nor the summary at the end."""
     return "loss" in logs
+
+
+def _refuse_compiled(args: TrainingArguments) -> None:
+    if args.torch_compile:
+        raise ConflictError(
+            "torch_compile=True has compiled the model as a whole, so that no block can be decided "
+            "upon: use mimose.integrations.huggingface.enable(trainer), which has the blocks "
+            "compiled one by one"
+        )
 
 
 def _refuse_data_parallel(args: TrainingArguments) -> None:
