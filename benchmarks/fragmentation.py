@@ -31,15 +31,12 @@ class PinnedReserve(Reserve):
 
     share = 0.03
 
-    def __init__(self, budget_bytes: int, **_: Any) -> None:
+    def __init__(self, budget_bytes: int) -> None:
         super().__init__(budget_bytes)
-        self.bytes = int(self.share * budget_bytes)
+        self._settle()
 
     def _settle(self) -> None:
-        pass
-
-    def wants_look(self, peak_bytes: int | None) -> bool:
-        return False
+        self.bytes = int(self.share * self._budget)
 
 
 def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]:
@@ -99,7 +96,7 @@ def main() -> None:
     if settle_device(None) != "cuda":
         raise SystemExit("fragments are CUDA's: this needs a GPU")
     PinnedReserve.share = options.reserve
-    mimose.setting.Reserve = PinnedReserve  # type: ignore[attr-defined]
+    mimose.setting.reserve_for = lambda budget, _: PinnedReserve(budget)
     budget = int(options.budget * 2**30)
     run = measured(options.task, budget, options.reserve, options.steps)
     save(

@@ -101,7 +101,7 @@ class Bench:
         rows, out_of_memory, held = [], 0, 0
         for length in self.lengths:
             reserve = handle._setting.reserve.bytes if handle._setting else 0
-            hits = handle._scheduler.cache.hits
+            hits, retried = handle._scheduler.cache.hits, self.meter.read().retries
             spent = handle._stats.planning_seconds
             try:
                 seconds, highest = self.step(model, optimizer, length)
@@ -112,6 +112,7 @@ class Bench:
             held = max(held, self.meter.read().peak_held)
             row = {"length": length, "seconds": seconds, "peak": highest, "planned": False}
             row["planning_us"] = (handle._stats.planning_seconds - spent) * 1e6
+            row["retries"] = self.meter.read().retries - retried
             row["from_cache"] = handle._scheduler.cache.hits > hits
             step = handle._step
             if isinstance(step, PlannedStep):
@@ -147,6 +148,7 @@ class Bench:
             "planned": True,
             "predicted": predicted,
             "reserve": reserve,
+            "recomputes": any(ours.recompute),
             "kept": ours.kept,
             "best_kept": best.kept,
             "recompute_ns": recompute_nanoseconds(exact, ours.recompute),
@@ -166,6 +168,7 @@ def summary(run: dict[str, Any]) -> dict[str, Any]:
     errors = [(row["predicted"] - row["peak"]) / row["peak"] for row in unseen] or [0.0]
     ours = sum(row["recompute_ns"] for row in planned)
     best = sum(row["best_recompute_ns"] for row in planned)
+    left = [row["reserve"] for row in planned if row["recomputes"]] or [run["reserve"]]
     hits = [row["planning_us"] for row in planned if row["from_cache"]]
     new = [row["planning_us"] for row in planned if not row["from_cache"]]
     return {
@@ -176,7 +179,7 @@ def summary(run: dict[str, Any]) -> dict[str, Any]:
         "could_keep_more": sum(row["best_kept"] > row["kept"] for row in planned) / len(planned),
         "recompute_over_oracle": ours / best if best else (1.0 if not ours else float("inf")),
         "reserve_share": run["reserve"] / run["budget"],
-        "mean_reserve_share": float(np.mean([row["reserve"] for row in planned])) / run["budget"],
+        "mean_reserve_share": float(np.mean(left)) / run["budget"],
         "worst_under": -min(*errors, 0.0),
         "mean_over": float(np.mean([max(e, 0.0) for e in errors])),
         "cached_plan_us": spread(hits) if len(hits) > 1 else None,

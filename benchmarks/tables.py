@@ -213,7 +213,31 @@ def fragmentation(result: dict[str, Any]) -> Iterator[str]:
     yield table(header, rows) + "\n"
 
 
+def first_steps(result: dict[str, Any]) -> Iterator[str]:
+    yield "## The first steps, in many orders\n"
+    yield (
+        f"{where(result)}. `enforce=True`, expandable segments, a plain loop. Every run begins "
+        "anew and takes its lengths in another order.\n"
+    )
+    rows = []
+    for task, budget in dict.fromkeys((run["task"], run["budget"]) for run in result["runs"]):
+        runs = [r for r in result["runs"] if (r["task"], r["budget"]) == (task, budget)]
+        shares = sorted(run["reserve"] / budget for run in runs)
+        rows.append(
+            [
+                task,
+                f"{budget / 2**30:.2f}",
+                str(len(runs)),
+                str(sum(run["steps"] for run in runs)),
+                str(sum(len(run["failed"]) for run in runs)),
+                f"{shares[0]:.1%}–{shares[-1]:.1%}",
+            ]
+        )
+    yield table(["task", "budget, GiB", "runs", "steps", "out of memory", "reserve"], rows) + "\n"
+
+
 WRITERS = {
+    "first_steps": first_steps,
     "fragmentation": fragmentation,
     "promise": promise,
     "trainer_sft": trainer_sft,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
-from mimose.reserve import Reserve
+from mimose.memory import CpuMeter
+from mimose.reserve import FragmentReserve, PageReserve, Reserve, reserve_for
 
 BUDGET = 100_000
-
-
-def reserve(fragments: bool = True) -> Reserve:
-    return Reserve(BUDGET, fragments=fragments)
+KINDS = [Reserve, FragmentReserve, PageReserve]
+FIRST = list(zip(KINDS, [3_000, 3_000, 8_000], strict=True))
 
 
 def learn(
@@ -20,124 +21,168 @@ def learn(
     return reserve.bytes
 
 
-@pytest.mark.parametrize("fragments", [True, False])
-def test_reserve_starts_at_three_percent(fragments: bool) -> None:
-    assert reserve(fragments).bytes == 3_000
-
-
-@pytest.mark.parametrize(("fragments", "once", "four_times"), [(True, 3_500, 5_000),
-                                                              (False, 3_250, 4_000)])  # fmt: skip
-def test_reserve_grows_with_every_retry(fragments: bool, once: int, four_times: int) -> None:
-    assert learn(reserve(fragments), retries=1) == once
-    assert learn(reserve(fragments), retries=4) == four_times
-
-
-def test_retries_far_from_the_limit_warn_of_fragments_alone() -> None:
-    assert learn(reserve(fragments=True), peak=10, retries=1) > 3_000
-    assert learn(reserve(fragments=False), peak=10, retries=1) == 3_000
-
-
-def test_reserve_grows_to_what_the_allocator_held_beyond_what_was_in_use() -> None:
-    assert learn(reserve(), over=5_000, grew=True) == 5_000
-
-
-def test_reserve_ignores_what_was_held_before() -> None:
-    assert learn(reserve(), over=5_000, grew=False) == 3_000
-
-
-def test_reserve_ignores_steps_far_from_the_limit() -> None:
-    far = reserve()
-    for _ in range(500):
-        assert learn(far, peak=95_000, over=4_900, grew=True) == 3_000
-
-
-def test_a_step_is_near_the_limit_within_two_percent_of_what_plans_may_use() -> None:
-    assert reserve().near_limit(round(0.98 * 97_000))
-    assert not reserve().near_limit(round(0.98 * 97_000) - 1)
-
-
-def test_reserve_shrinks_by_a_tenth_when_fifty_steps_near_the_limit_were_quiet() -> None:
-    quiet = reserve(fragments=True)
-    grown = learn(quiet, retries=2)
-    assert grown == 4_000
-    assert [learn(quiet) for _ in range(49)] == [grown] * 49
-    assert learn(quiet) == 3_600
-
-
-def test_reserve_waits_anew_after_a_sign() -> None:
-    near = reserve()
-    for _ in range(49):
-        learn(near)
-    grown = learn(near, retries=1)
-    assert [learn(near) for _ in range(49)] == [grown] * 49
-
-
-def test_reserve_shrinks_to_where_it_started_and_no_further() -> None:
-    quiet = reserve(fragments=True)
-    learn(quiet, retries=20)
-    for _ in range(3000):
-        learn(quiet, peak=99_000)
-    assert quiet.bytes == 3_000
-
-
-def test_reserve_starts_at_the_holes_of_the_allocators_pages_but_not_over_five_percent() -> None:
-    assert Reserve(100_000, hole_bytes=4_000).bytes == 4_000
-    assert Reserve(100_000, hole_bytes=40_000).bytes == 5_000
-
-
-def test_reserve_grows_past_its_cap_when_memory_ran_out() -> None:
-    tight = reserve(fragments=False)
-    for _ in range(2):
-        tight.ran_out()
-    assert tight.bytes == 5_000
-    for _ in range(100):
-        tight.ran_out()
-    assert tight.bytes == 25_000
-
-
-@pytest.mark.parametrize(("fragments", "most"), [(True, 25_000), (False, 3_000)])
-def test_reserve_never_outgrows_its_cap(fragments: bool, most: int) -> None:
-    assert learn(reserve(fragments), over=60_000, grew=True) == most
-
-
-@pytest.mark.parametrize(("fragments", "most"), [(True, 25_000), (False, 8_000)])
-def test_retries_make_the_reserve_grow_no_further(fragments: bool, most: int) -> None:
-    assert learn(reserve(fragments), retries=1000) == most
-
-
-@pytest.mark.parametrize(("fragments", "most"), [(True, 25_000), (False, 8_000)])
-def test_what_an_observed_step_could_not_use_is_reserved(fragments: bool, most: int) -> None:
-    observing = reserve(fragments)
-    observing.learn_unusable(6_000)
-    assert observing.bytes == 6_000
-    observing.learn_unusable(1_000)
-    assert observing.bytes == 6_000
-    observing.learn_unusable(60_000)
-    assert observing.bytes == most
-
-
-def test_what_an_observed_step_could_not_use_says_nothing_once_somebody_has_looked() -> None:
-    looked = reserve(fragments=False)
-    looked.learn_lost_early(700)
-    looked.learn_unusable(6_000)
-    assert looked.bytes == 3_000
-
-
-def lose(reserve: Reserve, *lost: int) -> int:
-    """So much was lost after forwards, also once cached memory had been given back."""
+def lose(reserve: PageReserve, *lost: int) -> int:
+    """So much was lost after forwards."""
     for number in lost:
         if reserve.learn_lost(number):
             assert not reserve.learn_lost(number)
     return reserve.bytes
 
 
-def test_two_and_a_half_times_what_forwards_lose_is_reserved() -> None:
-    assert lose(reserve(fragments=False), 2_000) == 5_000
-    assert lose(reserve(fragments=False), 1_000) == 3_000
+def experienced(*, losing: int = 100) -> PageReserve:
+    """One that has looked at enough forwards."""
+    reserve = PageReserve(BUDGET)
+    lose(reserve, *[losing] * 8)
+    return reserve
+
+
+class Scripted(CpuMeter):
+    """A meter of another allocator."""
+
+    def __init__(self, *, fragments: bool, hole_bytes: int) -> None:
+        super().__init__()
+        self.fragments, self.hole_bytes = fragments, hole_bytes
+
+
+@pytest.mark.parametrize(
+    ("fragments", "hole_bytes", "kind"),
+    [(True, 500, FragmentReserve), (False, 500, PageReserve), (False, 0, Reserve)],
+)
+def test_each_allocator_has_its_kind_of_reserve(
+    fragments: bool, hole_bytes: int, kind: type[Reserve]
+) -> None:
+    meter = Scripted(fragments=fragments, hole_bytes=hole_bytes)
+    try:
+        assert type(reserve_for(BUDGET, meter)) is kind
+    finally:
+        meter.close()
+
+
+@pytest.mark.parametrize(("kind", "first"), FIRST)
+def test_reserve_starts_at_three_percent_or_higher_where_it_depends_on_the_model(
+    kind: type[Reserve], first: int
+) -> None:
+    assert kind(BUDGET).bytes == first
+    assert kind(BUDGET).least == 3_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_least_is_the_holes_of_the_allocators_pages_but_not_over_five_percent(
+    kind: type[Reserve],
+) -> None:
+    assert kind(BUDGET, 4_000).least == 4_000
+    assert kind(BUDGET, 40_000).least == 5_000
+
+
+@pytest.mark.parametrize(("kind", "first"), FIRST)
+def test_reserve_grows_by_a_percent_when_memory_ran_out_up_to_a_quarter(
+    kind: type[Reserve], first: int
+) -> None:
+    tight = kind(BUDGET)
+    tight.ran_out()
+    assert tight.bytes == first + 1_000
+    for _ in range(100):
+        tight.ran_out()
+    assert tight.bytes == 25_000
+
+
+def test_running_out_of_memory_counts_for_an_experienced_reserve_too() -> None:
+    tight = experienced()
+    tight.ran_out()
+    assert tight.bytes == 4_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reserve_ignores_steps_far_from_the_limit(kind: type[Reserve]) -> None:
+    far = kind(BUDGET)
+    first = far.bytes
+    for _ in range(500):
+        assert learn(far, peak=90_000, over=9_900, grew=True) == first
+
+
+def test_a_step_is_near_the_limit_within_two_percent_of_what_plans_may_use() -> None:
+    assert Reserve(BUDGET).near_limit(round(0.98 * 97_000))
+    assert not Reserve(BUDGET).near_limit(round(0.98 * 97_000) - 1)
+
+
+@pytest.mark.parametrize("kind", [Reserve, FragmentReserve])
+def test_reserve_shrinks_by_a_tenth_when_fifty_steps_near_the_limit_were_quiet(
+    kind: type[Reserve],
+) -> None:
+    quiet = kind(BUDGET)
+    quiet.ran_out()
+    assert [learn(quiet) for _ in range(49)] == [4_000] * 49
+    assert learn(quiet) == 3_600
+
+
+def test_reserve_waits_anew_after_a_sign() -> None:
+    near = FragmentReserve(BUDGET)
+    for _ in range(49):
+        learn(near)
+    grown = learn(near, retries=1)
+    assert [learn(near) for _ in range(49)] == [grown] * 49
+
+
+@pytest.mark.parametrize("kind", [Reserve, FragmentReserve])
+def test_reserve_shrinks_to_where_it_started_and_no_further(kind: type[Reserve]) -> None:
+    quiet = kind(BUDGET)
+    for _ in range(20):
+        quiet.ran_out()
+    for _ in range(3000):
+        learn(quiet, peak=99_000)
+    assert quiet.bytes == 3_000
+
+
+def test_fragments_grow_the_reserve_with_every_retry_up_to_a_quarter() -> None:
+    assert learn(FragmentReserve(BUDGET), retries=1) == 3_500
+    assert learn(FragmentReserve(BUDGET), retries=4) == 5_000
+    assert learn(FragmentReserve(BUDGET), peak=10, retries=1) == 3_500
+    assert learn(FragmentReserve(BUDGET), retries=1000) == 25_000
+
+
+def test_fragments_are_what_the_allocator_newly_holds_beyond_what_is_in_use() -> None:
+    assert learn(FragmentReserve(BUDGET), over=5_000, grew=True) == 5_000
+    assert learn(FragmentReserve(BUDGET), over=60_000, grew=True) == 25_000
+    assert learn(FragmentReserve(BUDGET), over=5_000, grew=False) == 3_000
+
+
+def test_what_an_observed_step_could_not_use_is_reserved_where_there_are_fragments() -> None:
+    observing = FragmentReserve(BUDGET)
+    observing.learn_unusable(6_000)
+    assert observing.bytes == 6_000
+    observing.learn_unusable(1_000)
+    assert observing.bytes == 6_000
+    observing.learn_unusable(60_000)
+    assert observing.bytes == 25_000
+    assert lose(experienced(), 100) == 3_000
+
+
+def test_eight_percent_is_left_free_until_eight_forwards_were_looked_at() -> None:
+    young = PageReserve(BUDGET)
+    assert [lose(young, 500) for _ in range(9)] == [8_000] * 7 + [3_000] * 2
+
+
+def test_a_first_forward_that_loses_little_says_nothing_of_the_next() -> None:
+    young = PageReserve(BUDGET)
+    lose(young, 100)
+    assert young.bytes == 8_000
+
+
+@pytest.mark.parametrize(
+    ("lost", "bytes_"),
+    [
+        ([2_000] * 8, 5_000),  # two and a half times the median
+        ([1_000] * 8, 3_000),
+        ([1_000] * 7 + [4_000], 5_600),  # 1.4 times the most
+        ([50_000] * 8, 8_000),
+    ],
+)
+def test_what_is_reserved_follows_what_forwards_lose(lost: list[int], bytes_: int) -> None:
+    assert lose(PageReserve(BUDGET), *lost) == bytes_
 
 
 def test_cached_memory_is_given_back_before_more_is_reserved() -> None:
-    untidy = reserve(fragments=False)
+    untidy = experienced()
     assert untidy.learn_lost(2_000)
     assert untidy.wants_look(97_000)  # in the next step
     assert untidy.bytes == 3_000
@@ -145,71 +190,60 @@ def test_cached_memory_is_given_back_before_more_is_reserved() -> None:
     assert untidy.bytes == 3_000
 
 
-def test_one_forward_that_loses_much_is_no_rule() -> None:
-    assert lose(reserve(fragments=False), 1_000, 1_000, 6_000) == 3_000
+def test_cached_memory_is_given_back_once_in_a_long_while() -> None:
+    untidy = experienced(losing=2_000)
+    given_back = []
+    for number in range(1200):
+        if untidy.wants_look(99_000) and untidy.learn_lost(3_500):
+            given_back.append(number)
+        learn(untidy, peak=99_000)
+    assert len(given_back) == 3
+    assert all(later - one >= 512 for one, later in pairwise(given_back))
 
 
-def test_what_is_lost_makes_the_reserve_grow_to_eight_percent() -> None:
-    assert lose(reserve(fragments=False), 50_000) == 8_000
-
-
-def test_what_observed_steps_lose_counts_until_planned_ones_have_been_seen() -> None:
-    young = reserve(fragments=False)
-    young.learn_lost_early(2_000)
-    assert young.bytes == 5_000
-    assert lose(young, 500) == 3_000
-    young.learn_lost_early(2_000)
-    assert young.bytes == 3_000
-
-
-def test_what_observed_steps_lose_is_forgotten_whatever_happens_in_between() -> None:
-    young = reserve(fragments=False)
-    young.learn_lost_early(2_500)
-    learn(young, over=6_000, grew=True)
-    for _ in range(60):
-        learn(young)
-    assert young.bytes == 6_250
-    assert lose(young, 500) == 3_000
+def test_nothing_is_given_back_while_little_is_known() -> None:
+    assert not PageReserve(BUDGET).learn_lost(6_000)
 
 
 def test_retries_count_as_far_as_what_is_lost_can_be_the_reason() -> None:
-    little, much, nobody_knows = (reserve(fragments=False) for _ in range(3))
-    lose(little, 700)
-    lose(much, 1_600)
-    for one in (little, much, nobody_knows):
+    little, much = experienced(losing=700), experienced(losing=1_600)
+    for one in (little, much):
         for _ in range(12):
             learn(one, retries=1)
-    assert (little.bytes, much.bytes, nobody_knows.bytes) == (3_000, 5_000, 6_000)
+    assert (little.bytes, much.bytes) == (3_000, 5_000)
 
 
 def test_reserve_shrinks_no_further_than_what_is_lost_needs() -> None:
-    quiet = reserve(fragments=False)
-    lose(quiet, 2_000)
+    quiet = experienced(losing=2_000)
     learn(quiet, retries=4)
+    assert quiet.bytes == 6_000
     for _ in range(3000):
         learn(quiet, peak=99_000)
     assert quiet.bytes == 5_000
 
 
-def test_four_observed_steps_and_five_near_the_limit_are_looked_at() -> None:
-    curious = reserve(fragments=False)
+def looked_at(reserve: PageReserve, peaks: list[int], *, losing: int, retries: int) -> list[int]:
+    """The steps in which it looked."""
     looked = []
-    for peak in [None] * 6 + [50_000] * 3 + [97_000] * 10:
-        looked.append(curious.wants_look(peak))
-        if looked[-1] and peak is None:
-            curious.learn_lost_early(100)
-        elif looked[-1]:
-            curious.learn_lost(100)
-    assert looked == [True] * 4 + [False] * 5 + [True] * 5 + [False] * 5
+    for number, peak in enumerate(peaks):
+        if reserve.wants_look(peak):
+            looked.append(number)
+            reserve.learn_lost(losing)
+        learn(reserve, peak=peak, retries=retries)
+    return looked
+
+
+def test_eight_steps_near_the_limit_are_looked_at() -> None:
+    peaks = [50_000] * 3 + [97_000] * 60
+    assert looked_at(PageReserve(BUDGET), peaks, losing=100, retries=0) == list(range(3, 11))
 
 
 def test_a_retry_makes_it_look_again_but_not_in_every_step() -> None:
-    curious = reserve(fragments=False)
-    lose(curious, *[100] * 5)
-    looked = []
-    for _ in range(96):
-        looked.append(curious.wants_look(97_000))
-        if looked[-1]:
-            curious.learn_lost(100)
-        learn(curious, retries=1)
-    assert [number for number, look in enumerate(looked) if look] == [32, 64]
+    assert looked_at(experienced(), [97_000] * 96, losing=100, retries=1) == [32, 64]
+
+
+def test_it_looks_again_while_more_than_the_least_is_reserved() -> None:
+    high = experienced(losing=2_000)
+    looks = looked_at(high, [99_000] * 400, losing=500, retries=0)
+    assert looks == [32, 64, 96, 128, 160]
+    assert high.bytes == 3_000

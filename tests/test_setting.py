@@ -13,7 +13,7 @@ from mimose.clock import Clock
 from mimose.collector import Ride
 from mimose.gradients import Gradients
 from mimose.memory import CpuMeter, Meter, Reading
-from mimose.reserve import Reserve
+from mimose.reserve import FragmentReserve, PageReserve, Reserve
 from mimose.setting import Setting, spare_bytes
 from mimose.stale import Stale
 
@@ -62,6 +62,14 @@ def test_many_failures_in_one_step_count_as_one(setting: Setting) -> None:
     assert setting.reserve.bytes == before + BUDGET // 100
 
 
+def experienced(*, losing: int) -> PageReserve:
+    """A reserve that has looked at enough forwards."""
+    reserve = PageReserve(BUDGET)
+    for _ in range(8):
+        reserve.learn_lost(losing)
+    return reserve
+
+
 def make_room(setting: Setting, predicted: int, cached: int) -> int:
     """How often cached memory is given back before such a step."""
     before = released(setting)
@@ -92,7 +100,10 @@ def test_a_failure_is_forgotten_after_sixteen_steps(setting: Setting) -> None:
 def test_cached_memory_is_given_back_once_where_more_is_lost_than_is_reserved_for(
     setting: Setting,
 ) -> None:
+    setting.reserve = experienced(losing=MIB // 2)
     near = setting.budget_bytes - setting.reserve.bytes
+    for _ in range(32):
+        setting.reserve.learn(peak_bytes=near, held_bytes=near, grew=False, retries=1)
     lost, counted = 2 * MIB, setting.meter
     setting.meter = Scripted(reading(), lost)
     setting.forward_over(near // 2)  # nobody looks
@@ -179,12 +190,15 @@ def test_memory_is_read_after_every_eighth_step_far_from_it(setting: Setting) ->
     assert read == [False] * 7 + [True] + [False] * 7 + [True]
 
 
-@pytest.mark.parametrize(("fragments", "grown"), [(True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("reserve", "grown"),
+    [(FragmentReserve(BUDGET), True), (experienced(losing=2 * MIB), False)],
+)
 def test_retries_in_a_step_far_from_the_limit_are_not_blamed_on_the_next(
-    setting: Setting, fragments: bool, grown: bool
+    setting: Setting, reserve: Reserve, grown: bool
 ) -> None:
     shared(setting)
-    setting.reserve = Reserve(BUDGET, fragments=fragments)
+    setting.reserve = reserve
     before = setting.reserve.bytes
     assert setting.reading_after(50 * MIB) is None
     setting.step_begins(reading()._replace(retries=2))

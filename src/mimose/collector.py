@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -83,8 +82,6 @@ class Ride(Listener):
         self._over = self._retained = False
         self.known_unused: set[Run] = set()
         """Runs that no loss is known to use."""
-        self.when_backward: Callable[[], None] | None = None
-        """Called before the first recompute."""
         self._lent: list[torch.UntypedStorage] = []
         """Held from a recompute to the next reading, as if the run before were kept."""
         self._left = False
@@ -157,8 +154,6 @@ class Ride(Listener):
             self._settle_outputs()
             self._stale_bytes = self._stale.died() + self._cleared_bytes()
             self._head_backward = reading.peak - self._base + self._stale_bytes
-            if self.when_backward is not None:
-                self.when_backward()
         else:
             self._note_back(reading)
         self.straight &= block < self._last_recomputed

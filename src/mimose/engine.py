@@ -170,12 +170,11 @@ class Engine:
     def _look_for_holes(self, *_: Any) -> None:
         """See, once a step and now and then, what its forward leaves lost between tensors."""
         step = self._step
-        if step is None or self._setting is None or not step.forward_is_over:
+        if not isinstance(step, PlannedStep) or self._setting is None or not step.forward_is_over:
             return
-        if not step.looked_at and self._stats.steps > 1:  # the first has no optimizer state
+        if not step.looked_at:
             step.looked_at = True
-            expected = step.predicted_peak if isinstance(step, PlannedStep) else None
-            self._setting.forward_over(expected)
+            self._setting.forward_over(step.predicted_peak)
 
     def forward_failed(self) -> None:
         """An exception left the root's forward: no backward will come."""
@@ -205,11 +204,10 @@ class Engine:
         reading = self._setting.meter.read()
         self._setting.step_begins(reading)
         began = time.perf_counter()
-        step: Step | None = self._planned(self._setting, size, reading)
-        if step is None:
-            step = self._observed(self._setting, size, reading)
-        if by_itself:
-            step.when_forward_is_over(self._look_for_holes)
+        planned = self._planned(self._setting, size, reading)
+        if planned is not None and by_itself:
+            planned.when_forward_is_over(self._look_for_holes)
+        step: Step = planned or self._observed(self._setting, size, reading)
         planning_seconds = time.perf_counter() - began
         self._stats.step_opened(step, reading, planning_seconds)
         if self._herald.recorder is not None:
@@ -311,9 +309,8 @@ class Engine:
     def _observed_step_over(self, step: ObservedStep) -> None:
         self._stats.observed_step_over(step)
         if self._setting is not None:
-            if self._stats.steps > 1 or self._setting.meter.fragments:
-                unusable = step.ride.unusable_beyond(self._stats.peak_bytes)
-                self._setting.reserve.learn_unusable(unusable)
+            unusable = step.ride.unusable_beyond(self._stats.peak_bytes)
+            self._setting.reserve.learn_unusable(unusable)
             existed, cleared = step.ride.gradients_existed, step.ride.gradients_cleared
             self._setting.gradients.step_over(existed=existed, cleared=cleared)
         if self._herald.recorder is not None and self._setting is not None:

@@ -45,14 +45,15 @@ class Herald:
         """Once, if not even this plan fits."""
         if self._said_too_little or plan.fits:  # maybe by what real peaks have taught
             return
-        # What is only wider than a margin for noise may still fit, as a rule it does.
-        if plan.peak_bytes <= setting.available(in_use_bytes):
+        # What is only wider than a margin for noise may still fit, as a rule it does; and the
+        # reserve is larger while little is known.
+        if plan.peak_bytes <= setting.budget_bytes - setting.reserve.least - in_use_bytes:
             return
         self._said_too_little = True
         does = "under this plan" if plan.kept else "with every block recomputed"
         message = (
             f"input {size} needs {text_of(in_use_bytes + plan.peak_bytes)} {does}; the budget is "
-            f"{text_of(setting.budget_bytes)}, of which {text_of(setting.reserve.bytes)} are held "
+            f"{text_of(setting.budget_bytes)}, of which {text_of(setting.reserve.least)} are held "
             "in reserve: raise memory_budget or shorten the batch. Training goes on"
         )
         self._record("budget too small", message)

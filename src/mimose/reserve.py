@@ -5,122 +5,173 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
+from mimose.memory import Meter
+
+
+def reserve_for(budget_bytes: int, meter: Meter) -> Reserve:
+    """The reserve that suits a device's allocator."""
+    if meter.fragments:
+        return FragmentReserve(budget_bytes, meter.hole_bytes)
+    if meter.hole_bytes:
+        return PageReserve(budget_bytes, meter.hole_bytes)
+    return Reserve(budget_bytes)
+
 
 class Reserve:
     """What the allocator needs beside the bytes in use: holes between tensors, workspaces.
 
-    How much cannot be known in advance. The reserve starts at 3 % of the budget, or at the holes
-    that the allocator's pages may leave, where these are more (but not over 5 %). Evidence is
-
-    - what lay lost between tensors after some forwards: at a step's peak it may be two and a half
-      times as much, since a backward leaves holes of its own;
-    - that the allocator had to give cached memory back near the limit: that costs next to nothing,
-      but it warns, as far as what is lost can be the reason;
-    - that memory ran out: plans were too tight.
-
-    An allocator that leaves fragments cannot tell what is lost: what it holds beyond what is in use
-    counts instead, and every time that it gave memory back, twice as much. Without a sign over many
-    steps near the limit the reserve shrinks to what is needed for all that is known. It may grow to
-    a quarter of the budget where there are fragments, else to 8 %; only running out of memory makes
-    it grow further.
+    How much cannot be known in advance. It is 3 % of the budget, or the holes that the allocator's
+    pages may leave, where these are more (but not over 5 %). When memory has run out, plans were
+    too tight: it grows by 1 %, up to a quarter. Without a sign over many steps near the limit it
+    shrinks again.
     """
 
-    _FIRST, _PATIENCE, _A_RETRY = 0.03, 50, 0.0025
-    _AT_PEAK, _WARNED = 2.5, 1.25
-    _EARLY_LOOKS, _LOOKS, _PAUSE = 4, 5, 32
+    _FIRST, _PATIENCE = 0.03, 50
 
-    def __init__(self, budget_bytes: int, *, fragments: bool = False, hole_bytes: int = 0) -> None:
+    def __init__(self, budget_bytes: int, hole_bytes: int = 0) -> None:
         self._budget = budget_bytes
-        self._least = int(min(max(self._FIRST * budget_bytes, hole_bytes), 0.05 * budget_bytes))
-        self._most = budget_bytes // 4 if fragments else max(self._least, int(0.08 * budget_bytes))
-        self._most_by_growth = self._most if fragments else self._least
-        self._fragments = fragments
-        self.bytes = self._asked = self._least
+        self.least = int(min(max(self._FIRST * budget_bytes, hole_bytes), 0.05 * budget_bytes))
+        """What it never falls below."""
+        self.bytes = self._asked = self.least
         self._quiet_steps = 0
-        self._lost_early: list[int] = []
-        self._lost: deque[int] = deque(maxlen=self._LOOKS)
-        self._until_look = 0
-        self._retried = self._tidied = False
 
     def near_limit(self, peak_bytes: int) -> bool:
-        """Whether a step's peak was high enough to learn from."""
+        """Whether a step's peak is high enough to learn from."""
         return peak_bytes >= 0.98 * (self._budget - self.bytes)
 
-    def wants_look(self, peak_bytes: int | None) -> bool:
-        """Whether what is lost should be looked at in a step that is to peak there, or is observed.
+    def wants_look(self, peak_bytes: int) -> bool:
+        """Whether what is lost between tensors should be looked at in a step that is to peak there.
 
-        It takes about a millisecond: at the beginning, then only where something has changed.
+        That takes about a millisecond.
         """
-        if peak_bytes is None:
-            return len(self._lost_early) < self._EARLY_LOOKS
-        if not self.near_limit(peak_bytes):
-            return False
-        return len(self._lost) < self._LOOKS or (self._retried and self._until_look <= 0)
-
-    def learn_lost_early(self, number_of_bytes: int) -> None:
-        """As `learn_lost`, in an observed step: that counts until planned steps have been seen."""
-        self._lost_early.append(number_of_bytes)
-        self._settle()
+        return False
 
     def learn_lost(self, number_of_bytes: int) -> bool:
         """After a forward so much lay free between tensors, and was of no use to others.
 
-        Whether cached memory should be given back before the next such step: if more is lost than
-        is reserved for, the reason may be how often parts of it were given back in mid-step.
+        Whether cached memory should be given back before the next step near the limit.
         """
-        if not self._tidied and self._AT_PEAK * number_of_bytes > self.bytes:
-            self._tidied, self._retried, self._until_look = True, True, 0
+        return False
+
+    def learn_unusable(self, number_of_bytes: int) -> None:
+        """An observed step made the allocator hold so much more than was ever in use."""
+
+    def learn(self, *, peak_bytes: int, held_bytes: int, grew: bool, retries: int) -> None:
+        """A step peaked at `peak_bytes` in use while the allocator held `held_bytes`, which may be
+        more than ever. It had to give cached memory back `retries` times."""
+        if self.near_limit(peak_bytes):
+            self._stayed_quiet()
+
+    def ran_out(self) -> None:
+        """The allocator has run out of memory in a step: the plans left too little."""
+        self._ask(self.bytes + self._budget // 100)
+
+    def _ask(self, number: int) -> None:
+        self._asked, self._quiet_steps = min(max(number, self.least), self._budget // 4), 0
+        self._settle()
+
+    def _settle(self) -> None:
+        self.bytes = self._asked
+
+    def _stayed_quiet(self) -> None:
+        self._quiet_steps += 1
+        if self._quiet_steps >= self._PATIENCE:
+            self._ask(int(0.9 * self._asked))
+
+
+class FragmentReserve(Reserve):
+    """For an allocator that leaves fragments, and cannot tell what is lost in them.
+
+    What it holds beyond what is in use counts, and every time that it had to give memory back.
+    """
+
+    _A_RETRY = 0.005
+
+    def learn_unusable(self, number_of_bytes: int) -> None:
+        if number_of_bytes > self.bytes:
+            self._ask(number_of_bytes)
+
+    def learn(self, *, peak_bytes: int, held_bytes: int, grew: bool, retries: int) -> None:
+        if retries:
+            self._ask(self.bytes + int(retries * self._A_RETRY * self._budget))
+        elif not self.near_limit(peak_bytes):
+            return
+        elif grew and held_bytes - peak_bytes > self.bytes:
+            self._ask(held_bytes - peak_bytes)
+        else:
+            self._stayed_quiet()
+
+
+class PageReserve(Reserve):
+    """For an allocator that gives back whole pages alone: a part of every hole is lost.
+
+    How much depends on how well tensors of one kind fit into the places of others, so on the model
+    and on the size of the batch. It is looked at after the forwards of the first steps near the
+    limit; until enough have been seen, 8 % of the budget is left free. Then it is two and a half
+    times what forwards lose as a rule, since a backward leaves holes of its own, or nearly one and
+    a half times the most that one has lost.
+
+    That the allocator had to give cached memory back near the limit costs next to nothing, but it
+    warns, as far as what is lost can be the reason. After that, and as long as more than the least
+    is left free, what is lost is looked at again now and then. The reserve grows up to 8 %; only
+    running out of memory makes it grow further.
+    """
+
+    _MOST, _A_RETRY = 0.08, 0.0025
+    _TIMES_USUAL, _TIMES_MOST, _WARNED = 2.5, 1.4, 1.25
+    _LOOKS, _PAUSE, _UNTIDY_PAUSE = 8, 32, 512
+
+    def __init__(self, budget_bytes: int, hole_bytes: int = 0) -> None:
+        super().__init__(budget_bytes, hole_bytes)
+        self._most = max(self.least, int(self._MOST * budget_bytes))
+        self._lost: deque[int] = deque(maxlen=self._LOOKS)
+        self._until_look = self._until_tidy = 0
+        self._retried = False
+        self._settle()
+
+    def wants_look(self, peak_bytes: int) -> bool:
+        if not self.near_limit(peak_bytes):
+            return False
+        if len(self._lost) < self._LOOKS:
             return True
-        self._tidied, self._retried, self._until_look = False, False, self._PAUSE
+        return self._until_look <= 0 and (self._retried or self.bytes > self.least)
+
+    def learn_lost(self, number_of_bytes: int) -> bool:
+        """If more is lost than is reserved for, the reason may be how often parts of what is cached
+        were given back in mid-step: then all of it is, once in a long while, to look again."""
+        young = len(self._lost) < self._LOOKS
+        too_much = self._TIMES_USUAL * number_of_bytes > self.bytes
+        if too_much and not young and self._until_tidy <= 0:
+            self._until_tidy, self._retried, self._until_look = self._UNTIDY_PAUSE, True, 0
+            return True
+        self._retried, self._until_look = False, self._PAUSE
         self._lost.append(number_of_bytes)
         self._settle()
         return False
 
-    def learn_unusable(self, number_of_bytes: int) -> None:
-        """An observed step made the allocator hold so much more than was ever in use.
-
-        That counts where nobody can look at what is lost, or nobody has.
-        """
-        if number_of_bytes > self.bytes and not (self._lost or self._lost_early):
-            self._ask(number_of_bytes)
-
     def learn(self, *, peak_bytes: int, held_bytes: int, grew: bool, retries: int) -> None:
-        """A step peaked at `peak_bytes` in use while the allocator held `held_bytes`."""
-        near = self.near_limit(peak_bytes)
         self._retried |= bool(retries)
-        self._until_look -= near
-        if retries and (near or self._fragments) and self._may_be_why:
-            share = retries * self._A_RETRY * (2 if self._fragments else 1)
-            self._ask(self.bytes + int(share * self._budget))
-        elif not near:
+        if not self.near_limit(peak_bytes):
             return
-        elif grew and held_bytes - peak_bytes > self.bytes:
-            self._ask(max(self._asked, min(held_bytes - peak_bytes, self._most_by_growth)))
-        else:
-            self._quiet_steps += 1
-            if self._quiet_steps >= self._PATIENCE:
-                self._ask(int(0.9 * self._asked))
+        self._until_look -= 1
+        self._until_tidy -= 1
+        if not retries:
+            self._stayed_quiet()
+        elif self.bytes < self._WARNED * self._needed:
+            self._ask(self.bytes + int(retries * self._A_RETRY * self._budget))
 
     def ran_out(self) -> None:
-        """The allocator has run out of memory in a step: the plans left too little."""
-        more = self.bytes + self._budget // 100
-        self._most = min(max(self._most, more), self._budget // 4)
-        self._ask(more)
+        self._most = max(self._most, min(self.bytes + self._budget // 100, self._budget // 4))
+        super().ran_out()
 
     @property
     def _needed(self) -> int:
         """What a step's peak may lose, going by what forwards have lost."""
-        seen = self._lost or self._lost_early
-        return int(self._AT_PEAK * median(seen)) if seen else 0
-
-    @property
-    def _may_be_why(self) -> bool:
-        """Whether what is lost can be why the allocator had to give memory back."""
-        return not self._lost or self.bytes < self._WARNED * self._needed
-
-    def _ask(self, number: int) -> None:
-        self._asked, self._quiet_steps = max(number, self._least), 0
-        self._settle()
+        if not self._lost:
+            return 0
+        usual, most = median(self._lost), max(self._lost)
+        return int(max(self._TIMES_USUAL * usual, self._TIMES_MOST * most))
 
     def _settle(self) -> None:
-        self.bytes = min(max(self._asked, self._needed), self._most)
+        few = len(self._lost) < self._LOOKS
+        self.bytes = self._most if few else min(max(self._asked, self._needed), self._most)

@@ -12,7 +12,7 @@ from mimose.gradients import Gradients
 from mimose.memory import Meter, Reading, meter_for
 from mimose.parameters import Parameters
 from mimose.regime import Lookout
-from mimose.reserve import Reserve
+from mimose.reserve import reserve_for
 from mimose.trees import bytes_of
 
 _WARY_STEPS = 16
@@ -43,9 +43,7 @@ class Setting:
         self.meter = meter_for(self.device)
         reading = self.meter.read()
         self.budget_bytes = _settled(budget, self.meter, reading, self.device)
-        self.reserve = Reserve(
-            self.budget_bytes, fragments=self.meter.fragments, hole_bytes=self.meter.hole_bytes
-        )
+        self.reserve = reserve_for(self.budget_bytes, self.meter)
         self._grain = max(1, self.budget_bytes >> 13)
         self._peak_held, self._last = reading.peak_held, reading
         if enforce:
@@ -170,16 +168,12 @@ class Setting:
         self._unread = predicted_peak
         return None
 
-    def forward_over(self, predicted_peak: int | None) -> None:
-        """A step's forward is done that is to peak there, or is observed."""
+    def forward_over(self, predicted_peak: int) -> None:
+        """A planned step's forward is done that is to peak there."""
         if not self.reserve.wants_look(predicted_peak):
             return
         lost = self.meter.lost_bytes()
-        if lost is None:
-            return
-        if predicted_peak is None:
-            self.reserve.learn_lost_early(lost)
-        else:
+        if lost is not None:
             self._untidy = self.reserve.learn_lost(lost)
 
     def step_begins(self, reading: Reading) -> None:

@@ -30,8 +30,6 @@ class Step(ABC):
     def __init__(self, size: InputSize, when_over: Callable[[Any], None]) -> None:
         self.size = size
         self.over = False
-        self.looked_at = False
-        """Whether what is lost between tensors was looked at, if it was to be."""
         self._when_over = when_over
         self.first_block = -1
         """The index of the block that ran first; the next pass begins with it again."""
@@ -49,15 +47,6 @@ class Step(ABC):
     @abstractmethod
     def kept_anything(self) -> bool:
         """Whether some run was to be kept: else it could not have needed less."""
-
-    @property
-    def forward_is_over(self) -> bool:
-        """Whether no more passes are expected, as far as one can tell."""
-        return True
-
-    @abstractmethod
-    def when_forward_is_over(self, call: Callable[..., None]) -> None:
-        """Call this at about the end of the forward, where the model itself is not called."""
 
     def model_returns(self, out: Any) -> None:
         """The model's forward is done. Where no block has shown a tensor, its output must do."""
@@ -143,9 +132,6 @@ class ObservedStep(Step):
         """Blocks tell of a backward before it comes to the first one's."""
         return super().broken or self.ride.in_backward
 
-    def when_forward_is_over(self, call: Callable[..., None]) -> None:
-        self.ride.when_backward = call
-
     def another_pass(self, size: InputSize, *, larger: bool) -> None:
         """What was to be kept was so for a smaller input than this one."""
         if larger:
@@ -193,6 +179,8 @@ class PlannedStep(Step):
         """Whether a kept run has run out of memory and was recomputed instead."""
         self.surprised = False
         """Whether a block ran that the plan does not know."""
+        self.looked_at = False
+        """Whether what is lost between tensors was looked at, if it was to be."""
         self.rehearsed = False
         """Whether a block was recomputed for the first time: tried at once, with its own peak."""
         self._last_run: Run | None = None
@@ -234,10 +222,12 @@ class PlannedStep(Step):
 
     @property
     def forward_is_over(self) -> bool:
+        """Whether no more passes are expected, as far as one can tell."""
         last = self._last_planned
         return last is not None and self._counts.get(last[0], 0) > last[1]
 
     def when_forward_is_over(self, call: Callable[..., None]) -> None:
+        """Call this after the last block, where the model itself is not called."""
         self._last_run, self._when_last = self._last_planned, call
 
     def is_used(self, run: Run) -> None:

@@ -129,4 +129,12 @@ def test_what_is_lost_between_tensors_is_told() -> None:
 def test_the_reserve_learns_from_what_forwards_lose() -> None:
     _, handle = trained(12, memory_budget="80%")
     assert handle is not None
-    assert len(handle._setting.reserve._lost_early) >= 2
+    reserve = handle._setting.reserve
+    assert reserve.bytes == pytest.approx(0.08 * handle.budget_bytes)
+    reserve.near_limit = lambda _: True
+    lost = handle._setting.meter.lost_bytes()
+    assert lost is not None
+    for _ in range(8):
+        handle._setting.forward_over(1)
+    assert list(reserve._lost) == [lost] * 8
+    assert reserve.least <= reserve.bytes < 0.08 * handle.budget_bytes

@@ -54,7 +54,6 @@ class Survey:
     needed_bytes: int
     """The peak of a whole step of the largest size with every block recomputed, as measured."""
     hole_bytes: int
-    fragments: bool
     single_block_bytes: tuple[int, ...]
     """The peak of the largest size if one block alone is recomputed, as measured; by block, as far
     as the device was large enough."""
@@ -84,9 +83,9 @@ class Survey:
         return profile.in_step(last.born_bytes, 0, self.gradient_bytes if known is None else known)
 
     def plan(self, size: InputSize, budget_bytes: int, planner: Planner | None = None) -> Plan:
-        """The best plan of a size, with the reserve that mimose starts with."""
+        """The best plan of a size, with the least reserve."""
         profile = self.profile(size)
-        reserve = Reserve(budget_bytes, fragments=self.fragments, hole_bytes=self.hole_bytes)
+        reserve = Reserve(budget_bytes, self.hole_bytes)
         available = budget_bytes - reserve.bytes - self.base_bytes - profile.prelude
         return (planner or Optimal()).plan(profile, available)
 
@@ -146,7 +145,6 @@ def survey(arena: Arena) -> Survey:
             gradient_bytes=sum(p.nbytes for p in trainee.model.parameters() if p.requires_grad),
             needed_bytes=needed,
             hole_bytes=trainee.meter.hole_bytes,
-            fragments=trainee.meter.fragments,
             single_block_bytes=tuple(_single_blocks(arena, trainee, seen[0])),
         )
 

@@ -1,0 +1,78 @@
+"""Does the budget hold while little is known? Many short runs under a hard cap, in random order.
+
+    python benchmarks/first_steps.py --out results.json --task QA-XLNet --budgets 7.12 5.56
+
+Every run begins anew and draws its steps from the same lengths in another order, in a plain loop:
+nothing that runs out of memory is run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mimose
+from common import circumstances, save
+from mimose.bench.circumstances import settle_device
+from planner_quality import Bench
+from tasks import TASKS
+
+
+def run(bench: Bench, budget: int, seed: int, steps: int) -> dict[str, Any]:
+    lengths = list(bench.lengths)
+    random.Random(seed).shuffle(lengths)
+    model, optimizer = bench.fresh()
+    retries = bench.meter.read().retries
+    failed, reserves = [], []
+    with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
+        for number, length in enumerate(lengths[:steps]):
+            reserve = handle._setting.reserve.bytes if handle._setting else None
+            try:
+                bench.step(model, optimizer, length)
+            except torch.OutOfMemoryError:
+                failed.append({"step": number, "length": length, "reserve": reserve})
+                optimizer.zero_grad()
+                gc.collect()
+            reserves.append(reserve)
+    return {
+        "budget": budget,
+        "seed": seed,
+        "steps": steps,
+        "failed": failed,
+        "reserve": reserves[-1],
+        "retries": bench.meter.read().retries - retries,
+        "observed_steps": handle.stats().observed_steps,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit")
+    parser.add_argument("--task", default="QA-XLNet")
+    parser.add_argument("--budgets", type=float, nargs="+", default=[7.12, 5.56], help="GiB")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4])
+    parser.add_argument("--steps", type=int, default=70)
+    options = parser.parse_args()
+    bench = Bench(TASKS[options.task], settle_device(None), 300, autocast=False)
+    runs: list[dict[str, Any]] = []
+    results = {
+        "benchmark": "first_steps",
+        **circumstances(options.commit),
+        "runs": runs,
+    }
+    for seed in options.seeds:
+        for gib in options.budgets:
+            made = run(bench, int(gib * 2**30), seed, options.steps)
+            runs.append({"task": options.task, **made})
+            print(runs[-1], flush=True)
+            save(results, options.out)
+
+
+if __name__ == "__main__":
+    main()
