@@ -47,6 +47,12 @@ class Watch:
         self.difference = 0.0
         """The largest difference from the timeline, as a share of what was to be in use."""
 
+    def of_plan(self, profile: Profile, plan: Plan) -> Watch:
+        """The same watch over a step that has become known to be another one."""
+        watch = Watch(self._meter, self._base, profile, plan, self._available, self._at)
+        watch.difference = self.difference
+        return watch
+
     def before_run(self, position: int, args: Any, kwargs: Any) -> tuple[bool, ...] | None:
         """The run at `position` is about to start: all choices anew, if it must be stricter."""
         if position not in self._at:

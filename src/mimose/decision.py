@@ -12,19 +12,31 @@ from mimose.plan_cache import CachedPlan, Shelved
 from mimose.timeline import InStep, Profile
 
 
+class Kind(NamedTuple):
+    """What else, besides its size, tells one kind of step from another."""
+
+    missing: tuple[bool, ...]
+    """Which gradients do not exist when it begins."""
+    stale_bytes: int
+    habits: Hashable
+    mark: object
+    strictness: int
+    done: tuple[bool, ...] = ()
+    """What the runs did that had run when it was planned."""
+
+
 class Terms(NamedTuple):
     """What a plan is made for."""
 
     size: InputSize
     available_bytes: int
-    kind: Hashable
-    """What else tells one kind of step from another."""
+    kind: Kind
     pattern: Pattern
     in_step: InStep
     guarded_bytes: int
 
     @property
-    def key(self) -> tuple[InputSize, int, Hashable]:
+    def key(self) -> tuple[InputSize, int, Kind]:
         return self.size, self.available_bytes, self.kind
 
     def ready(self, plan: Plan, profile: Profile | None, *, doubtful: bool = False) -> CachedPlan:
@@ -42,6 +54,7 @@ class Decision(NamedTuple):
     available_bytes: int
     watched: range
     new: bool
+    kind: Kind | None = None
 
     def with_choices(self, again: Mapping[Run, bool]) -> Decision:
         """The same step under other choices. Nobody watches it: they are not to be corrected."""

@@ -69,6 +69,8 @@ class Engine:
         self._herald = Herald()
         self._step: Step | None = None
         self._last_step: Step | None = None
+        self._decision: Decision | None = None
+        """The last one."""
         self._lessons = Lessons()
         self._loaded: Mapping[str, Any] | None = None
         self._identity: dict[str, Any] = {}
@@ -149,16 +151,34 @@ class Engine:
                 self._after_broken_step |= step.broken
                 self._step = None
             else:
-                step.another_pass(size, larger=self._is_larger(size, step))
+                self._another_pass(step, size)
         self._announced_size = self._latest_size = size
         self._in_use_before = None
-        if self._setting is not None and not self._scheduler.knowledge.reaches(size):
+        knowledge = self._scheduler.knowledge
+        if self._setting is not None and not knowledge.reaches(knowledge.whole(size)):
             self._in_use_before = self._setting.meter.read().in_use  # it will be observed
 
-    def _is_larger(self, size: InputSize, step: Step) -> bool:
-        """Whether this is more than the step was planned for; on any rank, where ranks agree."""
-        larger = not size <= step.size
-        return self._agreement.any(larger) if self._agreement.needed else larger
+    def _another_pass(self, step: Step, size: InputSize) -> None:
+        """One more forward begins before the backward: is it what was expected?"""
+        whole = step.expected.with_pass(step.passes, size)
+        larger = whole is None or not whole <= step.expected
+        if self._agreement.needed:  # no rank may go on otherwise than the others
+            larger = self._agreement.any(larger)
+        elif isinstance(step, PlannedStep) and whole not in (None, step.size):
+            larger &= not self._plan_rest(step, whole)
+        step.another_pass(size, larger=larger)
+
+    def _plan_rest(self, step: PlannedStep, size: InputSize) -> bool:
+        """Plan what is still to come of a step that turns out to be of this size; whether it can be
+        done."""
+        done = None if step.corrected else step.choices_so_far
+        if done is None or self._setting is None or self._decision is None:
+            return False
+        cached = self._scheduler.plan_rest(self._setting, size, self._decision, done)
+        if cached is not None:
+            self._herald.tell_if_too_little(self._setting, size, cached.plan, step.start.in_use)
+            step.plan_rest(size, cached)
+        return cached is not None
 
     def forward_returned(self, out: Any) -> None:
         """The root's forward is done."""
@@ -204,10 +224,11 @@ class Engine:
         reading = self._setting.meter.read()
         self._setting.step_begins(reading)
         began = time.perf_counter()
-        planned = self._planned(self._setting, size, reading)
+        whole = self._scheduler.knowledge.whole(size)
+        planned = self._planned(self._setting, whole, reading)
         if planned is not None and by_itself:
             planned.when_forward_is_over(self._look_for_holes)
-        step: Step = planned or self._observed(self._setting, size, reading)
+        step: Step = planned or self._observed(self._setting, size, whole, reading)
         planning_seconds = time.perf_counter() - began
         self._stats.step_opened(step, reading, planning_seconds)
         if self._herald.recorder is not None:
@@ -257,8 +278,8 @@ class Engine:
             decision = self._agreed(decision)
         if decision is None:
             return None
-        cached = decision.cached
-        if decision.new:
+        self._decision, cached = decision, decision.cached
+        if decision.new and len(size.passes) == 1:  # else others are only expected
             self._herald.tell_if_too_little(setting, size, cached.plan, reading.in_use)
         if isinstance(self._last_step, ObservedStep):
             self._stop_listening()
@@ -287,10 +308,12 @@ class Engine:
         again = self._agreement.agree(None if decision is None else decision.cached.again)
         return None if decision is None or again is None else decision.with_choices(again)
 
-    def _observed(self, setting: Setting, size: InputSize, reading: Reading) -> ObservedStep:
+    def _observed(
+        self, setting: Setting, size: InputSize, whole: InputSize, reading: Reading
+    ) -> ObservedStep:
         sample = None
         if self._collector.samples and not self._agreement.needed:
-            sample = self._scheduler.sample(setting, size, reading, self._stale.expected())
+            sample = self._scheduler.sample(setting, whole, reading, self._stale.expected())
         setting.meter.reset_peak()
         ride = self._collector(
             setting.meter,
@@ -304,7 +327,7 @@ class Engine:
         if self._after_broken_step:  # the engine lets go of its memory in the middle of this one
             ride.spoil()
             self._after_broken_step = False
-        return ObservedStep(size, ride, self._observed_step_over)
+        return ObservedStep(size, whole, ride, self._observed_step_over)
 
     def _observed_step_over(self, step: ObservedStep) -> None:
         self._stats.observed_step_over(step)

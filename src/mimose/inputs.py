@@ -6,6 +6,7 @@ import operator
 import reprlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +21,11 @@ Layout = tuple[tuple[str, int], ...]
 """The name and the number of dimensions of each tensor."""
 
 
+_NEXT = "+"
+"""Before the name of the first tensor of each pass but the first."""
+_MOST_PASSES = 4
+"""So many passes of a step are told apart."""
+
 FINEST = 512
 """Dimensions up to here are not rounded."""
 
@@ -31,6 +37,9 @@ class InputSize:
     `layout` names each tensor and its number of dimensions; sizes of one layout can be compared.
     `dims` are all their dimensions in a row. Which of these vary, vary together or stand for the
     batch is found out by the estimator, from the sizes that it sees.
+
+    A step may run the model several times before its backward: then it has the tensors of all its
+    passes, in their order.
     """
 
     layout: Layout
@@ -39,6 +48,42 @@ class InputSize:
     def __le__(self, other: InputSize) -> bool:
         """Whether no dimension is larger than the other's: then it needs no more memory."""
         return self.layout == other.layout and all(map(operator.le, self.dims, other.dims))
+
+    def followed_by(self, other: InputSize) -> InputSize:
+        """The size of a step in which a pass of that size comes after this; one of very many is
+        joined with the last."""
+        *before, last = self.passes
+        if len(before) + 1 < _MOST_PASSES:
+            (name, rank), *others = other.layout
+            layout = (*self.layout, (_NEXT + name, rank), *others)
+            return InputSize(layout, (*self.dims, *other.dims))
+        if last.layout != other.layout:
+            return self
+        return InputSize(self.layout, (*self.dims[: -len(last.dims)], *last.joined(other).dims))
+
+    @property
+    def passes(self) -> tuple[InputSize, ...]:
+        """What it consists of: itself, unless it is the size of several passes."""
+        starts = [i for i, (name, _) in enumerate(self.layout) if name.startswith(_NEXT)]
+        if not starts:
+            return (self,)
+        passes, at = [], 0
+        for begin, end in pairwise([0, *starts, len(self.layout)]):
+            (name, rank), *others = self.layout[begin:end]
+            layout = ((name.removeprefix(_NEXT), rank), *others)
+            length = sum(rank for _, rank in layout)
+            passes.append(InputSize(layout, self.dims[at : at + length]))
+            at += length
+        return tuple(passes)
+
+    def with_pass(self, nth: int, other: InputSize) -> InputSize | None:
+        """The same with another size for one pass; None if that one is laid out otherwise."""
+        passes = self.passes
+        if nth >= len(passes) or passes[nth].layout != other.layout:
+            return None
+        begin = sum(len(one.dims) for one in passes[:nth])
+        dims = (*self.dims[:begin], *other.dims, *self.dims[begin + len(other.dims) :])
+        return InputSize(self.layout, dims)
 
     def joined(self, other: InputSize) -> InputSize:
         """The smallest size that covers both (of one layout)."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from mimose.adaptation import Adaptation
 from mimose.estimator import Estimator
+from mimose.group import Group
 from mimose.habit import Habit
 from mimose.inputs import InputSize, Layout
 from mimose.kin import Kin
@@ -35,7 +36,7 @@ class Knowledge:
 
     Most models have one layout and one pattern. A contrastive loss runs its blocks twice a step, a
     GAN now once and now twice: of several patterns the longest is planned for, since a step's
-    pattern is not known at its start.
+    pattern is not known at its start. The size of such a step is that of all its passes.
     """
 
     def __init__(self, *, born: bool = True, other: Knowledge | None = None) -> None:
@@ -43,6 +44,7 @@ class Knowledge:
         self._estimators: dict[tuple[Layout, Pattern], Estimator] = {}
         self._preferred: dict[Layout, Estimator] = {}
         self._largest: dict[Layout, InputSize] = {}
+        self._groups: dict[Layout, Group] = other._groups if other else {}
         self._born: dict[Pattern, tuple[int, ...]] = {}
         """The most gradients that came into being before each run's recompute; and in all."""
         self.unused: set[Run] = other.unused if other else set()
@@ -108,6 +110,7 @@ class Knowledge:
         if observation.retained:
             self.retained.note(True)
         self.doubts_beyond = False
+        self._note_group(observation.size)
         largest = self._largest.get(observation.size.layout, observation.size)
         self._largest[observation.size.layout] = largest.joined(observation.size)
         key = (observation.size.layout, observation.pattern)
@@ -130,6 +133,21 @@ class Knowledge:
         if not as_expected:
             self._is_new()
         return void
+
+    def _note_group(self, size: InputSize) -> None:
+        first, *others = size.passes
+        if not others:
+            return
+        group = self._groups.get(first.layout)
+        if group is not None and group.layout == size.layout:
+            group.note(size)
+        elif group is None or len(group.layout) < len(size.layout):  # as of patterns, the longest
+            self._groups[first.layout] = Group(size)
+
+    def whole(self, size: InputSize) -> InputSize:
+        """The size of a step that begins with a pass of this size, as far as one can tell."""
+        group = self._groups.get(size.layout)
+        return size if group is None else group.expected(size)
 
     def take_times(self, observation: StepObservation) -> None:
         """The times of an observation that was learned without them are known now.

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mimose.chapters import Chapters
-from mimose.decision import Decision, Terms
+from mimose.decision import Decision, Kind, Terms
 from mimose.inputs import InputSize
 from mimose.kin import Sample
 from mimose.knowledge import Knowledge
@@ -104,7 +104,7 @@ class Scheduler:
         available, least = self._available(setting, reading, stale_bytes)
         stale = least + setting.gradients.leaving_bytes(missing)
         habits = knowledge.born, bool(knowledge.retained)
-        kind = (missing, stale, habits, knowledge.mark, self.strictness)
+        kind = Kind(missing, stale, habits, knowledge.mark, self.strictness)
         overdue = self._unwatched >= _OVERDUE and not setting.meter.private
         cached, new = None if overdue else self.cache.get((shared, available, kind)), False
         if cached is None:
@@ -118,7 +118,49 @@ class Scheduler:
             if cached is None:
                 return self._unknown()
         self._planned_from = knowledge
-        return Decision(cached, available, self._watched(setting, cached, shared, available), new)
+        watched = self._watched(setting, cached, shared, available)
+        return Decision(cached, available, watched, new, kind)
+
+    def plan_rest(
+        self, setting: Setting, size: InputSize, decision: Decision, done: tuple[bool, ...]
+    ) -> CachedPlan | None:
+        """The plan for a step whose first runs are `done`, now that its next pass is known.
+
+        None if what was decided for the size that was expected had better stay.
+        """
+        if decision.kind is None or self.strictness != AS_PLANNED:
+            return None
+        kind = decision.kind._replace(done=done)
+        knowledge, available = self.knowledge, decision.available_bytes
+        cached = self.cache.get((size, available, kind))
+        pattern = knowledge.pattern_for(size)
+        if cached is not None or pattern is None:
+            return cached
+        in_step = self._in_step(setting, pattern, kind.missing, kind.stale_bytes)
+        profile = self.predict(size, in_step)
+        if profile is None or len(profile.runs) != len(decision.cached.plan.recompute):
+            return None
+        choices = (*done, *self._rest(profile, done, available))
+        guarded = int(_GUARDED * setting.budget_bytes) - setting.reserve.bytes
+        terms = Terms(size, available, kind, pattern, in_step, guarded)
+        plan = Plan.of(profile, choices, available)
+        if knowledge.beyond(size) and (knowledge.doubts_beyond or not plan.fits):
+            return None
+        cached = terms.ready(plan, profile, doubtful=knowledge.doubtful(size))
+        self.cache.put(terms.key, cached)
+        return cached
+
+    def _rest(self, profile: Profile, done: tuple[bool, ...], available: int) -> tuple[bool, ...]:
+        """Choices for the runs that are still to come."""
+        if not self._samples:
+            return self.planner.plan(profile, available).recompute[len(done) :]
+        kept = sum(
+            run.growth
+            for run, again in zip(profile.runs, done, strict=False)
+            if not (again or run.fixed)
+        )
+        rest = replace(profile, runs=profile.runs[len(done) :], tail=0)
+        return self.planner.plan(rest, available - kept).recompute
 
     def _note_failures(self, setting: Setting, reading: Reading, broken: Step | None) -> None:
         kept = broken is None or broken.kept_anything

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, combinations_with_replacement
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +35,9 @@ class Shape:
     """Positions that vary together, a group each; the first stands for all."""
     batch: int | None
     """The symbol that bytes are proportional to, if there is one."""
+    of_pass: tuple[int, ...] | None = None
+    """The pass that each symbol belongs to, if there are several that do not meet: what one takes
+    does not depend on the other's size."""
 
     @classmethod
     def of(cls, sizes: Sequence[InputSize]) -> Shape:
@@ -53,14 +58,21 @@ class Shape:
                 groups.append((column, [Member(position)]))
         symbols = tuple(tuple(members) for _, members in groups)
         first = (i for i, group in enumerate(symbols) if group[0].position == 0)
-        return cls(sizes[0].layout, tuple(constants), symbols, next(first, None))
+        ends = [*accumulate(len(one.dims) for one in sizes[0].passes)]
+        of_pass = tuple(bisect_right(ends, group[0].position) for group in symbols)
+        several = len(set(of_pass)) > 1
+        layout, batch = sizes[0].layout, next(first, None)
+        return cls(layout, tuple(constants), symbols, batch, of_pass if several else None)
 
     def alternatives(self) -> Iterator[Shape]:
-        """This shape, then the same with no symbol, or another one, for the batch."""
+        """This shape, then the same with no symbol, or another one, for the batch; and with passes
+        that meet."""
         yield self
         for batch in (None, *range(len(self.symbols))):
             if batch != self.batch:
                 yield replace(self, batch=batch)
+        if self.of_pass is not None:
+            yield replace(self, of_pass=None)
 
     @property
     def varying(self) -> frozenset[int]:
@@ -99,7 +111,12 @@ class Shape:
         """
         batch = 1.0 if self.batch is None else point[self.batch]
         others = [x for i, x in enumerate(point) if i != self.batch]
-        products = [a * b for i, a in enumerate(others) for b in others[i:]]
+        if self.of_pass is None:
+            products = [a * b for i, a in enumerate(others) for b in others[i:]]
+        else:
+            of = [p for i, p in enumerate(self.of_pass) if i != self.batch]
+            pairs = combinations_with_replacement(range(len(others)), 2)
+            products = [others[i] * others[j] for i, j in pairs if of[i] == of[j]]
         alone = [] if self.batch is None else [batch]
         return [1.0, *alone, *(batch * x for x in others), *(batch * x for x in products)]
 

@@ -21,6 +21,7 @@ from mimose.inputs import InputSize
 from mimose.memory import Reading
 from mimose.observations import Run
 from mimose.plan import Plan
+from mimose.plan_cache import CachedPlan
 from mimose.trees import tensors_in
 
 
@@ -29,6 +30,7 @@ class Step(ABC):
 
     def __init__(self, size: InputSize, when_over: Callable[[Any], None]) -> None:
         self.size = size
+        self.passes = 1
         self.over = False
         self._when_over = when_over
         self.first_block = -1
@@ -53,11 +55,15 @@ class Step(ABC):
         if self.blind:
             self.watch((), out)
 
+    @property
+    @abstractmethod
+    def expected(self) -> InputSize:
+        """The size that what is kept was chosen for, with passes that are still to come."""
+
     def another_pass(self, size: InputSize, *, larger: bool) -> None:
-        """One more forward begins before the backward; `larger` than the step was planned for."""
+        """One more forward begins before the backward; `larger` than what was expected."""
         self._watch_next = True
-        if size.layout == self.size.layout:
-            self.size = self.size.joined(size)
+        self.passes += 1
 
     @property
     def abandoned(self) -> bool:
@@ -114,9 +120,16 @@ class _Sentinel:
 class ObservedStep(Step):
     """Blocks are recomputed, and the collector rides along."""
 
-    def __init__(self, size: InputSize, ride: Ride, when_over: Callable[[Any], None]) -> None:
+    def __init__(
+        self, size: InputSize, expected: InputSize, ride: Ride, when_over: Callable[[Any], None]
+    ) -> None:
         super().__init__(size, when_over)
+        self._expected = expected
         self.ride = ride
+
+    @property
+    def expected(self) -> InputSize:
+        return self._expected
 
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         if self._watch_next:
@@ -136,6 +149,7 @@ class ObservedStep(Step):
         """What was to be kept was so for a smaller input than this one."""
         if larger:
             self.ride.keep_no_more()
+        self.size = self.size.followed_by(size)
         super().another_pass(size, larger=larger)
 
     def model_returns(self, out: Any) -> None:
@@ -240,11 +254,28 @@ class PlannedStep(Step):
         self.ran_out = self.corrected = True
         self._again = {}
 
+    @property
+    def expected(self) -> InputSize:
+        return self.size
+
     def another_pass(self, size: InputSize, *, larger: bool) -> None:
         """A larger second input than the plan was made for: from here on, everything again."""
         if larger:
             self._again = {}
         super().another_pass(size, larger=larger)
+
+    @property
+    def choices_so_far(self) -> tuple[bool, ...] | None:
+        """What its runs did until now; None if they did not come in the order of the plan."""
+        done = [self._counts.get(block, 0) > nth for block, nth in self._again]
+        ran = done.index(False) if False in done else len(done)
+        return None if any(done[ran:]) else tuple(self._again.values())[:ran]
+
+    def plan_rest(self, size: InputSize, cached: CachedPlan) -> None:
+        """The next pass has shown how large the step is: runs still to come have another plan."""
+        self.size, self.plan = size, cached.plan
+        self._again, self._guarded = cached.again, cached.guarded
+        self.exact, self.doubtful = cached.exact, self.doubtful or cached.doubtful
 
     @property
     def ran_as_planned(self) -> bool:
@@ -312,6 +343,11 @@ class WatchedStep(PlannedStep):
     @property
     def difference(self) -> float:
         return self._timeline.difference
+
+    def plan_rest(self, size: InputSize, cached: CachedPlan) -> None:
+        super().plan_rest(size, cached)
+        if cached.profile is not None:
+            self._timeline = self._timeline.of_plan(cached.profile, cached.plan)
 
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         position = self._positions.get((seat.index, self._counts.get(seat.index, 0)))

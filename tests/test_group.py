@@ -1,0 +1,161 @@
+"""Several passes before one backward, each of a size of its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+from mimose.group import Group
+from mimose.inputs import InputSize
+from mimose.steps import PlannedStep
+
+
+def size(*dims: int) -> InputSize:
+    return InputSize((("0", 2), ("mask", len(dims) - 2)), dims)
+
+
+def pair(first: int, second: int) -> InputSize:
+    return size(8, first, first).followed_by(size(8, second, second))
+
+
+def test_a_size_of_several_passes_tells_what_it_consists_of() -> None:
+    whole = size(8, 3, 3).followed_by(size(4, 5, 6))
+    assert whole.passes == (size(8, 3, 3), size(4, 5, 6))
+    assert size(8, 3, 3).passes == (size(8, 3, 3),)
+    assert str(whole) == "8×3, 4×5"
+
+
+def test_a_pass_of_another_size_takes_the_place_of_one() -> None:
+    whole = pair(3, 5).followed_by(size(8, 7, 7))
+    assert whole.with_pass(1, size(8, 6, 6)) == pair(3, 6).followed_by(size(8, 7, 7))
+    assert whole.with_pass(2, size(8, 6, 6)) == pair(3, 5).followed_by(size(8, 6, 6))
+    assert whole.with_pass(3, size(8, 6, 6)) is None
+    assert whole.with_pass(1, InputSize((("0", 2),), (8, 6))) is None
+
+
+def test_sizes_of_other_numbers_of_passes_cannot_be_compared() -> None:
+    assert not size(8, 3, 3) <= pair(3, 3)
+    assert not pair(3, 3) <= size(8, 3, 3)
+    assert pair(3, 3) <= pair(3, 4)
+
+
+def test_passes_beyond_the_fourth_are_joined_with_it() -> None:
+    whole = size(8, 1, 1)
+    for length in (2, 3, 4, 7, 5):
+        whole = whole.followed_by(size(8, length, length))
+    assert [one.dims[1] for one in whole.passes] == [1, 2, 3, 7]
+    assert whole.followed_by(InputSize((("0", 2),), (9, 9))) == whole
+
+
+def expected(group: Group, first: int) -> int:
+    whole = group.expected(size(8, first, first))
+    assert whole.passes[0] == size(8, first, first)
+    return whole.passes[1].dims[1]
+
+
+def test_a_second_pass_is_expected_to_be_as_large_as_it_was() -> None:
+    assert expected(Group(pair(3, 5)), 4) == 5
+
+
+@pytest.mark.parametrize("of", [lambda n: n, lambda n: 4 * n + 2])
+def test_a_second_pass_that_follows_from_the_first_is_expected_to(of: Callable[[int], int]) -> None:
+    group = Group(pair(3, of(3)))
+    for first in (5, 9, 4):
+        group.note(pair(first, of(first)))
+    assert expected(group, 7) == of(7)
+    assert expected(group, 20) == of(20)
+
+
+def test_of_what_varies_by_itself_the_largest_is_expected() -> None:
+    group = Group(pair(3, 5))
+    for first, second in [(5, 9), (6, 4), (4, 8)]:
+        group.note(pair(first, second))
+    assert expected(group, 7) == 9
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(32, 2, 128, batch_first=True) for _ in range(4)
+        )
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden.mean(1)
+
+
+def trained(
+    drawn: Callable[[random.Random], list[int]], budget: str | None, seen: list[Any]
+) -> tuple[list[float], Any]:
+    """Queries and documents through one encoder; losses, and the handle."""
+    torch.manual_seed(0)
+    model, draw, losses = Encoder().train(), random.Random(0), []
+    handle = mimose.auto_checkpoint(model, budget) if budget else None
+    for _ in range(40):
+        outputs = [model(torch.randint(0, 50, (8, length))) for length in drawn(draw)]
+        pairs = pairwise(outputs)
+        loss = torch.stack([(a - b).pow(2).mean() for a, b in pairs]).sum()
+        loss.backward()
+        model.zero_grad()
+        losses.append(loss.item())
+        if handle is not None:
+            seen.append(handle._last_step)
+    if handle is not None:
+        handle.detach()
+    return losses, handle
+
+
+def query_and_document(draw: random.Random) -> list[int]:
+    return [draw.randint(4, 12), draw.randint(30, 60)]
+
+
+def document_and_query(draw: random.Random) -> list[int]:
+    return query_and_document(draw)[::-1]
+
+
+def triplet(draw: random.Random) -> list[int]:
+    return [draw.randint(4, 12), draw.randint(20, 40), draw.randint(20, 40)]
+
+
+@pytest.mark.parametrize("drawn", [query_and_document, document_and_query, triplet])
+def test_passes_of_independent_lengths_are_kept_where_there_is_room(
+    drawn: Callable[[random.Random], list[int]],
+) -> None:
+    steps: list[Any] = []
+    plain, _ = trained(drawn, None, [])
+    losses, handle = trained(drawn, "1GiB", steps)
+    assert losses == plain
+    assert handle.stats().observed_steps <= 20
+    planned = [step for step in steps[20:] if isinstance(step, PlannedStep)]
+    whole = [step for step in planned if step.plan.kept == len(step.plan.recompute)]
+    assert len(whole) >= 16
+    assert not any(step.surprised for step in whole[-8:])
+
+
+@pytest.mark.parametrize("drawn", [query_and_document, document_and_query, triplet])
+def test_each_pass_is_planned_for_its_own_length(
+    drawn: Callable[[random.Random], list[int]],
+) -> None:
+    plain, _ = trained(drawn, None, [])
+    _, roomy = trained(drawn, "1GiB", [])
+    budget = int(0.75 * roomy.stats().peak_bytes)
+    steps: list[Any] = []
+    losses, handle = trained(drawn, f"{budget}B", steps)
+    assert losses == plain
+    assert handle.stats().peak_bytes <= budget
+    planned = [step for step in steps if isinstance(step, PlannedStep) and not step.surprised]
+    lengths = [sum(step.size.dims[1::2]) for step in planned]
+    kept = {length: step.plan.kept for length, step in zip(lengths, planned, strict=True)}
+    assert kept[min(kept)] > kept[max(kept)]
+    assert len({step.plan.recompute for step in planned}) > 2
