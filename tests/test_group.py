@@ -140,7 +140,7 @@ def test_passes_of_independent_lengths_are_kept_where_there_is_room(
     planned = [step for step in steps[20:] if isinstance(step, PlannedStep)]
     whole = [step for step in planned if step.plan.kept == len(step.plan.recompute)]
     assert len(whole) >= 16
-    assert not any(step.surprised for step in whole[-8:])
+    assert sum(step.surprised for step in whole) <= 4
 
 
 @pytest.mark.parametrize("drawn", [query_and_document, document_and_query, triplet])

@@ -23,46 +23,77 @@ _ALWAYS_COPIED_BYTES = 1 << 20
 """Up to this size a buffer of unknown habits is copied; a larger one is taken for a constant."""
 
 
+_ABSENT = object()
+"""Stands for a buffer that is not there."""
+
+
 class Snapshot:
-    """The values of some buffers at one moment."""
+    """The values of some buffers at one moment; None for those that had none yet."""
 
     __slots__ = ("values",)
 
     def __init__(self, places: Iterable[Place]) -> None:
         self.values = [
-            (module, name, value.clone())
+            (module, name, _copy(module._buffers[name]))
             for module, name in places
-            if (value := module._buffers.get(name)) is not None
+            if name in module._buffers
         ]
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` with copies of these values in place of the present buffers."""
-        present = [(module, name, module._buffers[name]) for module, name, _ in self.values]
+        present = [(m, name, m._buffers.get(name, _ABSENT)) for m, name, _ in self.values]
         try:
             for module, name, value in self.values:
-                module._buffers[name] = value.clone()
+                _put(module, name, _copy(value))
             return function(*args)
         finally:
             for module, name, buffer in present:
-                module._buffers[name] = buffer
+                _put(module, name, buffer)
 
     def put_back(self) -> None:
         """The present buffers hold these values again; no graph takes notice."""
         for module, name, value in self.values:
-            module._buffers[name].data.copy_(value)  # type: ignore[union-attr]
+            now = module._buffers.get(name)
+            if now is None or not isinstance(value, torch.Tensor):
+                _put(module, name, _copy(value))
+            else:
+                now.data.copy_(value)
 
     def changed(self) -> list[Place]:
         """The places whose values are no longer those of the snapshot."""
         return [
             (module, name)
             for module, name, value in self.values
-            if (now := module._buffers[name]) is None or not _same(now, value)
+            if not _same(module._buffers.get(name), value)
         ]
+
+    def add_born(self, module: nn.Module) -> None:
+        """Buffers that `module` has now, and that are not among these, were not there."""
+        known = {(id(owner), name) for owner, name, _ in self.values}
+        for owner, name in places_in(module):
+            if (id(owner), name) not in known:
+                self.values.append((owner, name, _ABSENT))
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _put(module: nn.Module, name: str, value: Any) -> None:
+    if value is _ABSENT:
+        module._buffers.pop(name, None)
+    else:
+        module._buffers[name] = value
 
 
 def places_in(module: nn.Module) -> list[Place]:
     """Every buffer in `module`."""
-    return [(m, name) for m in module.modules() for name, b in m._buffers.items() if b is not None]
+    return [(m, name) for m, name in all_places_in(module) if m._buffers[name] is not None]
+
+
+def all_places_in(module: nn.Module) -> list[Place]:
+    """Every buffer, also those that have no value yet."""
+    return [(m, name) for m in module.modules() for name in m._buffers]
 
 
 def norm_places(module: nn.Module) -> list[Place]:
@@ -126,5 +157,7 @@ def is_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase)
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _same(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return a is b
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)

@@ -63,6 +63,7 @@ def _difference(former: Regime, regime: Regime) -> str | None:
         for name, before, after in (
             ("autocast", former.autocast, regime.autocast),
             ("the attention implementation", former.attention, regime.attention),
+            ("the type of parameters", former.dtype, regime.dtype),
         )
         if before != after
     ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from mimose.trees import tensors_in
 
@@ -60,13 +61,26 @@ def watch_backward(listener: Listener, block: int, inputs: Any, out: Any) -> Non
     def end(*_: Any) -> None:
         listener.backward_ends(block)
 
-    nodes = {t.grad_fn for t in tensors_in(out) if t.grad_fn is not None}
+    nodes = nodes_of(tensors_in(out))
     for node in nodes:
         node.register_prehook(begin)
     if nodes:
         listener.awaits_backward(block)
     if source is not None:
         source.register_hook(end)  # runs before the hooks of the node that made it
+
+
+def nodes_of(tensors: Iterable[torch.Tensor]) -> set[Node]:
+    """The nodes at which a backward comes to these tensors.
+
+    Of a view two: if somebody changes it in place, its own is gone, and its base's is not.
+    """
+    nodes = set()
+    for tensor in tensors:
+        base = tensor._base
+        nodes.add(tensor.grad_fn)
+        nodes.add(None if base is None else base.grad_fn)
+    return {node for node in nodes if node is not None}
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:

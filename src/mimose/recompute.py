@@ -114,7 +114,8 @@ class Frame:
         self.rebuilt: list[torch.Tensor | None] = []
         self.versions: list[int] = []
         self.storages: list[weakref.ref[Any]] = []
-        self.misfits: list[tuple[int, torch.Tensor]] = []
+        self.misfits: list[tuple[int, torch.Size, torch.dtype, int]] = []
+        """Which tensors were rebuilt as something else, and as what: not these themselves."""
         self.complete = False
         self.run_id: object = None
         self.node = -1
@@ -318,7 +319,8 @@ class Frame:
                 or dtypes[index] is not tensor.dtype
                 or devices[index] != tensor.get_device()
             ):
-                self.misfits.append((index, tensor))
+                kind = tensor.shape, tensor.dtype, tensor.get_device()
+                self.misfits.append((index, *kind))
             if early_stop and index + 1 == owed:
                 raise _Stop
             return tensor
@@ -347,8 +349,8 @@ class Frame:
         lines = [
             f"tensor at position {i}: saved "
             f"{_kind(self.shapes[i], self.dtypes[i], self.devices[i])}, "
-            f"recomputed {_kind(tensor.shape, tensor.dtype, tensor.get_device())}"
-            for i, tensor in self.misfits
+            f"recomputed {_kind(shape, dtype, device)}"
+            for i, shape, dtype, device in self.misfits
         ]
         self.misfits = []
         return (

@@ -22,6 +22,8 @@ class Regime(NamedTuple):
     """The attention implementation, where the model's configuration names one; or several."""
     trained: tuple[bool, ...]
     """Whether parameters are trained, by a sample."""
+    dtype: str = ""
+    """The type of the first parameter."""
 
     def to_plain(self) -> dict[str, Any]:
         """Strings, a list and a dict alone, for files."""
@@ -31,7 +33,8 @@ class Regime(NamedTuple):
     def from_plain(cls, plain: Mapping[str, Any]) -> Regime:
         """What `to_plain` gave."""
         trained = tuple(map(bool, plain["trained"]))
-        return cls(str(plain["autocast"]), str(plain["attention"]), trained)
+        dtype = str(plain.get("dtype", ""))
+        return cls(str(plain["autocast"]), str(plain["attention"]), trained, dtype)
 
 
 class Lookout:
@@ -50,17 +53,23 @@ class Lookout:
         if torch.is_autocast_enabled(self._device):
             autocast = torch.get_autocast_dtype(self._device)
         attention = [config._attn_implementation for config in self._configs]
-        signs = autocast, attention, list(map(_is_trained, self._sample))
+        dtype = self._sample[0].dtype if self._sample else None
+        signs = autocast, attention, list(map(_is_trained, self._sample)), dtype
         if self._last is None or self._last[0] != signs:
             self._last = signs, _regime_of(*signs)
         return self._last[1]
 
 
-def _regime_of(autocast: torch.dtype | None, attention: list[Any], trained: list[bool]) -> Regime:
+def _regime_of(
+    autocast: torch.dtype | None,
+    attention: list[Any],
+    trained: list[bool],
+    dtype: torch.dtype | None,
+) -> Regime:
     names = [str(name or "") for name in attention]
     if len(set(names)) == 1:
         names = names[:1]
-    return Regime(str(autocast or ""), " and ".join(names), tuple(trained))
+    return Regime(str(autocast or ""), " and ".join(names), tuple(trained), str(dtype or ""))
 
 
 def _sample_of(parameters: list[nn.Parameter]) -> list[nn.Parameter]:

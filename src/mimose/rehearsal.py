@@ -35,11 +35,13 @@ class Watch(TorchDispatchMode):
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         frame, index = self._frame, self.packed
         self.packed = index + 1
-        if index < len(frame.shapes) and (
-            (frame.shapes[index], frame.dtypes[index], frame.devices[index])
-            != (tensor.shape, tensor.dtype, tensor.get_device())
+        kind = tensor.shape, tensor.dtype, tensor.get_device()
+        if index < len(frame.shapes) and kind != (
+            frame.shapes[index],
+            frame.dtypes[index],
+            frame.devices[index],
         ):
-            frame.misfits.append((index, tensor))
+            frame.misfits.append((index, *kind))
         tensor = tensor.detach()
         self.operators_since = 0
         return tensor

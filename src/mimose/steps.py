@@ -15,7 +15,7 @@ from typing import Any
 
 from mimose.attach import BlockSeat
 from mimose.collector import Ride
-from mimose.control import at_end_of_backward, keeps_graph
+from mimose.control import at_end_of_backward, keeps_graph, nodes_of
 from mimose.correction import Watch
 from mimose.inputs import InputSize
 from mimose.memory import Reading
@@ -84,14 +84,15 @@ class Step(ABC):
 
     def watch(self, inputs: Any, out: Any) -> None:
         """Learn from a run's output when the backward comes, and whether it still can."""
-        node = next((t.grad_fn for t in tensors_in(out) if t.grad_fn is not None), None)
-        if node is None:
+        tensor = next((t for t in tensors_in(out) if t.grad_fn is not None), None)
+        if tensor is None:
             return
         self._watch_next = False
         sentinel = _Sentinel(self)
         self._graphs = [graph for graph in self._graphs if graph() is not None]
         self._graphs.append(weakref.ref(sentinel))
-        node.register_prehook(sentinel.backward_arrives)
+        for node in nodes_of([tensor]):
+            node.register_prehook(sentinel.backward_arrives)
 
     def backward_arrives(self) -> None:
         if not self._in_backward:
@@ -310,7 +311,7 @@ class _Beside:
 
     def __call__(self, _: Any, out: Any) -> None:
         """The run has returned."""
-        for node in {t.grad_fn for t in tensors_in(out) if t.grad_fn is not None}:
+        for node in nodes_of(tensors_in(out)):
             node.register_prehook(self._arrives)
 
     def _arrives(self, *_: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from mimose.blocks import Block
-from mimose.buffers import Place, Snapshot, norm_places, places_in
+from mimose.buffers import Place, Snapshot, all_places_in, norm_places
 from mimose.control import Listener
 from mimose.errors import ConflictError, warn
 from mimose.failure import is_out_of_memory
@@ -111,7 +111,7 @@ class TrialSeat(Seat):
 
     def _settle(self, changing: list[Place], traces: Traces) -> None:
         self.changing, self.traces = changing, traces
-        self.quiet = [place for place in places_in(self.module) if place not in changing]
+        self.quiet = [place for place in all_places_in(self.module) if place not in changing]
         self.parameters = parameter_places(self.module)
 
     def let_go(self) -> None:
@@ -126,12 +126,12 @@ class TrialSeat(Seat):
         frame = self._frame(function, args, kwargs, found=self._found())
         if not self.quiet:
             return frame.forward(args, kwargs)
-        before = [(module._buffers[name], _version(module, name)) for module, name in self.quiet]
+        before = [(m._buffers.get(name), _version(m, name)) for m, name in self.quiet]
         out = frame.forward(args, kwargs)
         moved = [
             place
             for place, (buffer, version) in zip(self.quiet, before, strict=True)
-            if place[0]._buffers[place[1]] is not buffer or _version(*place) != version
+            if place[0]._buffers.get(place[1]) is not buffer or _version(*place) != version
         ]
         if moved:
             frame.found = _Found((frame.found, Snapshot(moved)))
@@ -152,11 +152,12 @@ class TrialSeat(Seat):
     def _first_time(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run, recompute at once and compare: what cannot be recomputed is found out here."""
         self._refuse_foreign_hooks()
-        buffers, look = Snapshot(places_in(self.module)), FirstLook(self.module)
+        buffers, look = Snapshot(all_places_in(self.module)), FirstLook(self.module)
         exchanged = Exchanged.among(parameter_places(self.module))
         frame = self._frame(function, args, kwargs, keeping=True)
         with look.listening():
             out = frame.forward(args, kwargs)
+        buffers.add_born(self.module)
         traces, changed_a_parameter = look.traces(), look.changed_a_parameter
         frame.found = _Found((exchanged, buffers, look.imprint(traces)))
         make = None if traces or changed_a_parameter else self._make(frame)
@@ -265,5 +266,5 @@ class _Found:
 
 
 def _version(module: nn.Module, name: str) -> int:
-    buffer = module._buffers[name]
+    buffer = module._buffers.get(name)
     return -1 if buffer is None or buffer.is_inference() else buffer._version

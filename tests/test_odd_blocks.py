@@ -1,0 +1,189 @@
+"""Blocks that do unusual things train as they would alone, and are planned for."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+import mimose
+from compare import assert_same_buffers, live_tensors, same
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.gelu(self.up(x)))
+
+
+class Stack(nn.Module):
+    def __init__(self, make: Callable[[], nn.Module] = Layer) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(make() for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def batches(steps: int = 24) -> list[torch.Tensor]:
+    draw = random.Random(0)
+    torch.manual_seed(0)
+    return [torch.randn(4, draw.randint(8, 40), 16) for _ in range(steps)]
+
+
+def train(
+    model: nn.Module, between: Callable[[nn.Module, int], object] = lambda *_: None
+) -> list[float]:
+    losses = []
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for number, batch in enumerate(batches()):
+        between(model, number)
+        loss = model(batch).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def assert_trains_as_plain(
+    make: Callable[[], nn.Module], between: Callable[[nn.Module, int], object] = lambda *_: None
+) -> mimose.report.Stats:
+    torch.manual_seed(0)
+    plain = make()
+    torch.manual_seed(0)
+    model = make()
+    expected = train(plain, between)
+    with mimose.auto_checkpoint(model, "64MiB", planner="recompute_all") as handle:
+        assert train(model, between) == expected
+    for (name, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
+        same(a, b, name)
+    assert_same_buffers(model, plain)
+    return handle.stats()
+
+
+class InPlace(Stack):
+    """Changes the output of some blocks in place: a linear layer's is a view."""
+
+    at: tuple[int, ...] = ()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            hidden = layer(x)
+            if number in self.at:
+                hidden += x
+            else:
+                hidden = hidden + x
+            x = hidden
+        return x
+
+
+@pytest.mark.parametrize("at", [(0,), (2,), (0, 1, 2, 3, 4)])
+def test_outputs_that_are_views_may_be_changed_in_place(at: tuple[int, ...]) -> None:
+    def make() -> nn.Module:
+        model = InPlace()
+        model.at = at
+        return model
+
+    stats = assert_trains_as_plain(make)
+    assert stats.observed_steps <= 10
+    assert stats.observed_steps + stats.planned_steps == 24
+
+
+class Lazy(Layer):
+    """Its average has no value before its first forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.detach().mean((0, 1))
+        self.average = mean if self.average is None else 0.9 * self.average + 0.1 * mean
+        return super().forward(x - self.average)
+
+
+class Lazier(Lazy):
+    """Nor a name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self._buffers["average"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if "average" not in self._buffers:
+            self.register_buffer("average", None)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("make", [Lazy, Lazier])
+def test_buffers_that_come_to_be_in_the_first_forward_are_updated_once(
+    make: Callable[[], nn.Module],
+) -> None:
+    assert_trains_as_plain(lambda: Stack(make))
+
+
+def pruned() -> nn.Module:
+    layer = Layer()
+    prune.l1_unstructured(layer.up, "weight", 0.5)
+    return layer
+
+
+def test_buffers_may_go_in_mid_run() -> None:
+    def remove(model: nn.Module, number: int) -> None:
+        if number == 12:
+            for layer in model.layers:
+                prune.remove(layer.up, "weight")
+
+    assert_trains_as_plain(lambda: Stack(pruned), remove)
+
+
+_RUNS = itertools.count()
+
+
+class Fickle(Layer):
+    """Saves another number of tensors every time."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(1 + next(_RUNS) % 3):
+            x = torch.tanh(x)
+        return super().forward(x)
+
+
+def test_a_block_that_cannot_be_recomputed_leaves_no_tensor_of_its_trial() -> None:
+    batch = batches(1)[0]
+    before = live_tensors()
+    model = Stack(Fickle)
+    handle = mimose.auto_checkpoint(model, "64MiB", planner="recompute_all")
+    with pytest.warns(mimose.MimoseWarning, match="cannot be recomputed"):
+        model(batch).pow(2).mean().backward()
+    handle.detach()
+    model.zero_grad()
+    del model
+    gc.collect()
+    assert live_tensors() == before
+
+
+def test_another_type_of_parameters_is_another_regime() -> None:
+    model = Stack().to(torch.bfloat16)
+    with mimose.auto_checkpoint(model, "64MiB") as handle:
+        for number, batch in enumerate(batches(30)):
+            if number == 15:
+                model.float()
+            model(batch.to(model.layers[0].up.weight.dtype)).pow(2).mean().backward()
+            model.zero_grad()
+            if number == 15:
+                assert handle._scheduler.regime.dtype == "torch.float32"
+                assert not hasattr(handle._last_step, "plan")  # it is observed
+    assert len(handle._scheduler.to_plain()) == 2
