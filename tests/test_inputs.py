@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chains import steady
 from mimose.errors import ArgumentError
-from mimose.inputs import InputSize, input_size, measured_by
+from mimose.inputs import InputSize, argument_names, input_size, measured_by
 
 
 def tensor(*shape: int) -> torch.Tensor:
@@ -46,10 +46,6 @@ def test_size_of_nested_tensors() -> None:
 def test_what_is_no_tensor_has_no_size() -> None:
     found = input_size((tensor(8, 3), None, 7, "text"), {"flag": True, "scale": 0.5})
     assert found == size(8, 3)
-
-
-def test_scalar_tensor_has_a_place_and_no_dimensions() -> None:
-    assert input_size((tensor(), tensor(8)), {}) == InputSize((("0", 0), ("1", 1)), (8,))
 
 
 @pytest.mark.parametrize(
@@ -186,3 +182,31 @@ def test_error_in_ones_own_measure_is_not_hidden() -> None:
 def test_size_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         size(8, 3).dims = (9, 3)  # type: ignore[misc]
+
+
+def forward(src: torch.Tensor, tgt: torch.Tensor, *, mask: torch.Tensor | None = None) -> None: ...
+
+
+def test_arguments_by_position_and_by_name_are_the_same() -> None:
+    names, src, tgt, mask = argument_names(forward), *map(torch.zeros, [(2, 3), (2, 4), (5,)])
+    assert names == ("src", "tgt")
+    by_position = input_size((src, tgt), {"mask": mask}, names)
+    assert by_position == input_size((src,), {"mask": mask, "tgt": tgt}, names)
+    assert by_position == input_size((), {"tgt": tgt, "mask": mask, "src": src}, names)
+    assert by_position.dims == (2, 3, 2, 4, 5)
+
+
+def test_arguments_without_names_have_their_position() -> None:
+    assert input_size((torch.zeros(2), torch.zeros(3)), {}, ("x",)).layout == (("x", 1), ("1", 1))
+    assert argument_names(lambda *args, **kwargs: None) == ()
+    assert argument_names(print) is not None
+
+
+def test_single_numbers_have_no_size() -> None:
+    batch = {"input_ids": torch.zeros(2, 3), "num_items_in_batch": torch.tensor(17)}
+    assert input_size((), batch) == input_size((), {"input_ids": batch["input_ids"]})
+
+
+def test_a_measure_that_takes_other_arguments_is_told_by_name() -> None:
+    with pytest.raises(ArgumentError, match="input_size= cannot be called as the forward is"):
+        measured_by(lambda: 3, (torch.zeros(2),), {})

@@ -170,7 +170,7 @@ def test_a_block_that_cannot_be_recomputed_leaves_no_tensor_of_its_trial() -> No
         model(batch).pow(2).mean().backward()
     handle.detach()
     model.zero_grad()
-    del model
+    del model, handle
     gc.collect()
     assert live_tensors() == before
 

@@ -16,6 +16,7 @@ NAMES = [
     "Mimose",
     "MimoseError",
     "MimoseWarning",
+    "OutOfMemory",
     "RecomputeError",
     "auto_checkpoint",
     "checkpoint",

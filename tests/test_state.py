@@ -214,7 +214,7 @@ DAMAGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "another torch": (("identity", "torch"), "1.0.0", "torch was '1.0.0'"),
     "another device": (("identity", "device"), "cuda", "device was 'cuda'"),
     "another format": (("format",), 99, "its format is 99"),
-    "no format": (("format",), ..., "its format is None"),
+    "no format": (("format",), ..., "it is not what"),
     "no chapters": (("chapters",), ..., "damaged"),
     "chapters of another kind": (("chapters",), 7, "damaged"),
     "no regime": (("chapters", 0, "regime"), ..., "damaged"),
@@ -253,9 +253,17 @@ def test_nonsense_is_refused(nonsense: Any) -> None:
 @pytest.mark.parametrize("nonsense", [{}, {"format": 2}, "state"])
 def test_nonsense_is_refused_at_once(nonsense: Any) -> None:
     with mimose.auto_checkpoint(models.Encoder(), "64MiB") as handle:
-        with pytest.warns(MimoseWarning, match="of no use: its format is"):
+        with pytest.warns(MimoseWarning, match="of no use: it"):
             handle.load_state_dict(nonsense)
         assert handle.state_dict() == {"format": 1}
+
+
+def test_a_whole_checkpoint_is_told_where_the_state_is() -> None:
+    with mimose.auto_checkpoint(models.Encoder(), "64MiB") as handle:
+        state = handle.state_dict()
+        with pytest.warns(MimoseWarning, match="but has it at 'mimose': pass that") as said:
+            handle.load_state_dict({"model": {}, "mimose": state})
+    assert said[0].filename == __file__
 
 
 def test_what_was_written_before_gaps_were_known_is_understood(good: State) -> None:

@@ -8,6 +8,7 @@ from mimose.errors import (
     ConflictError,
     MimoseError,
     MimoseWarning,
+    OutOfMemory,
     RecomputeError,
 )
 from mimose.session import Mimose, auto_checkpoint
@@ -22,6 +23,7 @@ __all__ = [
     "Mimose",
     "MimoseError",
     "MimoseWarning",
+    "OutOfMemory",
     "RecomputeError",
     "auto_checkpoint",
     "checkpoint",

@@ -72,6 +72,11 @@ def parse_budget(budget: SupportsIndex | str | float) -> Budget:
     return _parse_bytes(number, repr(budget))
 
 
+def typed_budget(text: str) -> Budget:
+    """A budget as it is typed on a command line: digits alone are bytes."""
+    return parse_budget(int(text) if text.isdecimal() else text)
+
+
 def _parse_float(budget: float) -> Budget:
     if not (math.isfinite(budget) and budget > 0):
         raise BudgetError(f"memory_budget={budget!r} cannot be: write {_EXAMPLES}")

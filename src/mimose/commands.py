@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 import mimose
-from mimose.budget import parse_budget
+from mimose.budget import typed_budget
 from mimose.errors import ArgumentError, MimoseError
 from mimose.playback import Recording, is_recording, read_recording
 
@@ -112,6 +112,8 @@ def report(
     """
     first = _first_line(file)
     to_terminal = str(output) == "-"
+    if output is not None and output.exists() and output.samefile(file):
+        raise ArgumentError(f"--output {output} is the file to report on: name another one")
     if first.startswith('{"kind":'):
         if as_json or (to_terminal and format is not Format.html):
             raise ArgumentError(
@@ -248,7 +250,7 @@ def plan(
 
 
 def _in_bytes(text: str) -> int:
-    total = parse_budget(text).total_bytes
+    total = typed_budget(text).total_bytes
     if total is None:
         raise ArgumentError(f"{text!r}: a file knows no device, so write bytes, like 6GiB")
     return total

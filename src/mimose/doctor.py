@@ -21,7 +21,7 @@ from torch import nn
 
 import mimose
 from mimose.blocks import Block, find_blocks
-from mimose.budget import parse_budget, text_of
+from mimose.budget import text_of, typed_budget
 from mimose.errors import ArgumentError, MimoseError
 from mimose.memory import ALLOCATOR_SETTINGS, meter_for, page_bytes_in
 from mimose.session import auto_checkpoint
@@ -61,7 +61,7 @@ def examine(model: nn.Module | None = None, budget: str | None = None) -> list[F
     """Everything that can be said of this machine, and of a model on it."""
     found = [*_versions(), *_device(), *_environment()]
     if budget is not None:
-        parse_budget(budget)
+        typed_budget(budget)
     if model is not None:
         found += _model(model, budget)
     return found
@@ -186,7 +186,7 @@ def _floor(model: nn.Module, budget: str | None) -> Iterator[Finding]:
         f"parameters {text_of(weights)}, gradients {text_of(trained)}, AdamW's state "
         f"{text_of(2 * trained)}: {text_of(floor)} before any activation"
     )
-    total = None if budget is None else parse_budget(budget).total_bytes
+    total = None if budget is None else typed_budget(budget).total_bytes
     if total is not None and floor >= total:
         yield Finding(
             PROBLEM,

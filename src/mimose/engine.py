@@ -25,7 +25,13 @@ from mimose.decision import Decision
 from mimose.errors import warn
 from mimose.herald import Herald
 from mimose.identity import difference, identity_of
-from mimose.inputs import InputSize, SizeFunction, input_size, measured_by
+from mimose.inputs import (
+    InputSize,
+    SizeFunction,
+    argument_names,
+    input_size,
+    measured_by,
+)
 from mimose.lessons import Lessons
 from mimose.memory import Reading
 from mimose.observations import StepObservation
@@ -88,6 +94,7 @@ class Engine:
         self._several = False
         self._tripwire = Tripwire(model, [])
         self._root = RootSeat(model, self)
+        self._argument_names = argument_names(model.forward)
 
     @property
     def budget_bytes(self) -> int | None:
@@ -144,7 +151,7 @@ class Engine:
             self._settle()
         else:
             self._setting.look_for_replaced(self._root.module)
-        size = self._size_of(args, kwargs)
+        size = self._size_of(args, kwargs, self._argument_names)
         step = self._step
         if step is not None and not step.over:
             if step.abandoned or step.blind:
@@ -502,10 +509,10 @@ class Engine:
             return self._verdicts
         return [seat.verdict for seat in self._attachment.seats]
 
-    def _size_of(self, args: Any, kwargs: Any) -> InputSize:
+    def _size_of(self, args: Any, kwargs: Any, names: Sequence[str] = ()) -> InputSize:
         if self._measure is not None:
             return measured_by(self._measure, args, kwargs)
-        return input_size(args, kwargs)
+        return input_size(args, kwargs, names)
 
     def _stop_listening(self) -> None:
         assert self._attachment is not None

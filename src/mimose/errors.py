@@ -56,7 +56,7 @@ def warn(message: str) -> None:
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, MimoseWarning, stacklevel=level - 1)
+    warnings.warn(message, MimoseWarning, stacklevel=level)
 
 
 def _is_ours(module: str) -> bool:

@@ -50,11 +50,23 @@ class Herald:
         if plan.peak_bytes <= setting.budget_bytes - setting.reserve.least - in_use_bytes:
             return
         self._said_too_little = True
+        if in_use_bytes >= setting.budget_bytes - setting.reserve.least:
+            self._tell_that_none_fits(setting, in_use_bytes)
+            return
         does = "under this plan" if plan.kept else "with every block recomputed"
         message = (
             f"input {size} needs {text_of(in_use_bytes + plan.peak_bytes)} {does}; the budget is "
             f"{text_of(setting.budget_bytes)}, of which {text_of(setting.reserve.least)} are held "
             "in reserve: raise memory_budget or shorten the batch. Training goes on"
+        )
+        self._record("budget too small", message)
+        warn(message)
+
+    def _tell_that_none_fits(self, setting: Setting, in_use_bytes: int) -> None:
+        message = (
+            f"{text_of(in_use_bytes)} are in use before a step begins (parameters, optimizer "
+            f"state), of a budget of {text_of(setting.budget_bytes)}: no plan can help. Raise "
+            "memory_budget, or train fewer parameters. Training goes on with every block recomputed"
         )
         self._record("budget too small", message)
         warn(message)

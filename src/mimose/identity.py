@@ -27,7 +27,9 @@ def identity_of(model: nn.Module, blocks: Sequence[str], device: torch.device) -
 
 def difference(state: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:
     """Why what was saved is of no use for a model of this identity, in words; None if it is."""
-    if state.get("format") != FORMAT:
+    if "format" not in state:
+        return f"it is not what handle.state_dict() gave{_hint(state)}"
+    if state["format"] != FORMAT:
         return f"its format is {state.get('format')!r}, not {FORMAT}"
     known = state.get("identity", present)
     for name, value in present.items():
@@ -36,3 +38,11 @@ def difference(state: Mapping[str, Any], present: Mapping[str, Any]) -> str | No
                 return "it is of a model with other modules or parameters"
             return f"{name} was {known.get(name)!r} then and is {value!r} here"
     return None
+
+
+def _hint(state: Mapping[str, Any]) -> str:
+    """Where in a checkpoint what was meant is, if it is there."""
+    for name, value in state.items():
+        if isinstance(value, Mapping) and value.get("format") == FORMAT:
+            return f", but has it at {name!r}: pass that"
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import reprlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -117,18 +118,35 @@ class InputSize:
         return ", ".join("×".join(map(str, shape)) for shape in list(distinct)[:3])
 
 
-def input_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> InputSize:
+def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """What a function calls its arguments, in their order; as far as they have names."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in parameters if p.kind in named)
+
+
+def input_size(
+    args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()
+) -> InputSize:
     """The size of a batch, from every tensor in a forward's arguments, at any depth.
+
+    `names` are what the forward calls them: given by position or by name, they are the same. Single
+    numbers have no size.
 
     >>> str(input_size((torch.zeros(32, 128),), {"mask": torch.zeros(32, 128)}))
     '32×128'
     """
     layout: list[tuple[str, int]] = []
     dims: list[int] = []
-    for index, value in enumerate(args):
-        _collect(str(index), value, layout, dims)
-    for name in sorted(kwargs):
-        _collect(name, kwargs[name], layout, dims)
+    given = dict(zip(names, args, strict=False))
+    rest = [(str(at), value) for at, value in enumerate(args) if at >= len(names)]
+    later = [(name, kwargs[name]) for name in names if name in kwargs and name not in given]
+    others = [(name, kwargs[name]) for name in sorted(kwargs) if name not in names]
+    for name, value in (*given.items(), *rest, *later, *others):
+        _collect(name, value, layout, dims)
     if not layout:
         raise ArgumentError(
             "the forward got no tensors, so its input has no size: pass "
@@ -146,8 +164,9 @@ def _collect(name: str, value: Any, layout: list[tuple[str, int]], dims: list[in
     if isinstance(value, torch.Tensor):
         # One that is ragged has its number of rows, and what is in them.
         shape = (value.size(0), value.numel()) if value.is_nested else value.shape
-        layout.append((name, len(shape)))
-        dims.extend(shape)
+        if shape:
+            layout.append((name, len(shape)))
+            dims.extend(shape)
     elif isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
             _collect(f"{name}.{index}", item, layout, dims)
@@ -160,7 +179,13 @@ def measured_by(
     function: SizeFunction, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> InputSize:
     """The size of a batch by a user's own function."""
-    measure = function(*args, **kwargs)
+    try:
+        measure = function(*args, **kwargs)
+    except TypeError as error:
+        raise ArgumentError(
+            f"input_size= cannot be called as the forward is ({error}): it gets the same "
+            "arguments, e.g. lambda input_ids, **_: tuple(input_ids.shape)"
+        ) from error
     try:
         several = measure if isinstance(measure, Iterable) else (measure,)
         numbers = tuple(operator.index(number) for number in several)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,7 +49,11 @@ def _from_file(path: Path) -> dict[int, float]:
                 raise ArgumentError(
                     f"{path}, line {number}: {shown!r} is no length: {_HOW}"
                 ) from None
+            if length < 1 or not 0 <= count < math.inf:
+                shown = ",".join(row)[:40]
+                raise ArgumentError(f"{path}, line {number}: {shown!r} cannot be: {_HOW}")
             weights[length] = weights.get(length, 0.0) + count
+    weights = {length: count for length, count in weights.items() if count}
     if not weights:
         raise ArgumentError(f"{path} has no lengths in it: {_HOW}")
     return weights

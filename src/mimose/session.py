@@ -201,7 +201,7 @@ class Mimose(Engine):
             )
         self._read_observations()
         explanation = explain_plan(
-            size=self._scheduler.knowledge.whole(self._size_of(args, kwargs)),
+            size=self._scheduler.knowledge.whole(self._size_of(args, kwargs, self._argument_names)),
             blocks=self._names,
             knowledge=self._scheduler.knowledge,
             planner=self._scheduler.planner,

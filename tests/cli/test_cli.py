@@ -293,3 +293,31 @@ def test_a_picture_is_not_written_to_the_terminal(
 ) -> None:
     error = refused(capsys, "report", recording_file, "--format", "png", "-o", "-")
     assert "name a file" in error
+
+
+def test_report_does_not_write_over_what_it_reports_on(
+    capsys: pytest.CaptureFixture[str], recording_file: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "run.jsonl"
+    copy.write_bytes(recording_file.read_bytes())
+    assert "name another one" in refused(capsys, "report", copy, "-o", copy)
+    assert copy.read_bytes() == recording_file.read_bytes()
+
+
+def test_a_budget_in_bytes_needs_no_unit(
+    capsys: pytest.CaptureFixture[str], recording_file: Path
+) -> None:
+    code, out, _ = said(capsys, "plan", recording_file, "--budget", 64 << 20, "--json")
+    assert code == 0
+    assert str(64 << 20) in out
+
+
+@pytest.mark.parametrize("row", ["0", "-3", "10,-5", "10,nan", "10,inf"])
+def test_lengths_that_cannot_be_are_refused_with_their_line(
+    capsys: pytest.CaptureFixture[str], recording_file: Path, tmp_path: Path, row: str
+) -> None:
+    file = tmp_path / "lengths.csv"
+    file.write_text(f"30\n{row}\n")
+    assert "line 2" in refused(capsys, "plan", recording_file, "--lengths", file)
+    file.write_text("30,0\n")
+    assert "no lengths" in refused(capsys, "plan", recording_file, "--lengths", file)
