@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -187,3 +190,79 @@ def test_another_type_of_parameters_is_another_regime() -> None:
                 assert handle._scheduler.regime.dtype == "torch.float32"
                 assert not hasattr(handle._last_step, "plan")  # it is observed
     assert len(handle._scheduler.to_plain()) == 2
+
+
+def counts_in_a_tensor(layer: nn.Module) -> None:
+    layer.state[0] += 1
+
+
+def counts_in_an_array(layer: nn.Module) -> None:
+    layer.state[0] += 1
+
+
+def appends(layer: nn.Module) -> None:
+    layer.state.append(len(layer.state))
+
+
+def counts(layer: nn.Module) -> None:
+    layer.state["runs"] += 1
+
+
+def appends_within(layer: nn.Module) -> None:
+    layer.state["runs"].append(len(layer.state["runs"]))
+
+
+STATES: dict[str, tuple[Callable[[], Any], Callable[[nn.Module], None]]] = {
+    "tensor": (lambda: torch.zeros(3), counts_in_a_tensor),
+    "array": (lambda: np.zeros(3), counts_in_an_array),
+    "deque": (lambda: deque(maxlen=7), appends),
+    "defaultdict": (lambda: defaultdict(int), counts),
+    "counter": (Counter, counts),
+    "dict of lists": (lambda: {"runs": []}, appends_within),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_what_a_block_keeps_in_an_attribute_advances_once_a_run(state: str) -> None:
+    new, advance = STATES[state]
+    made: list[Stack] = []
+
+    class Counting(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.state = new()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = super().forward(x)
+            advance(self)
+            return out
+
+    def make() -> nn.Module:
+        made.append(Stack(Counting))
+        return made[-1]
+
+    assert_trains_as_plain(make)
+    plain, model = ([str(layer.state) for layer in stack.layers] for stack in made)
+    assert model == plain
+
+
+@pytest.mark.parametrize(
+    "generator",
+    [random.Random, np.random.default_rng, np.random.RandomState],
+    ids=["Python", "NumPy", "older NumPy"],
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_a_block_may_have_a_generator_of_its_own(
+    generator: Callable[[int], Any], together: bool
+) -> None:
+    class Throwing(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dice = [generator(1)] if together else generator(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            dice = self.dice[0] if together else self.dice
+            size = dice.random() if hasattr(dice, "random") else dice.random_sample()
+            return super().forward(x) * size
+
+    assert_trains_as_plain(lambda: Stack(Throwing))

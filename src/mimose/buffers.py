@@ -93,7 +93,7 @@ def places_in(module: nn.Module) -> list[Place]:
 
 def all_places_in(module: nn.Module) -> list[Place]:
     """Every buffer, also those that have no value yet."""
-    return [(m, name) for m in module.modules() for name in m._buffers]
+    return [(m, name) for m in module.modules() for name, _ in m._buffers.items()]
 
 
 def norm_places(module: nn.Module) -> list[Place]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -31,6 +31,9 @@ _AS_IT_IS = object()
 """Stands for a value that is not kept: the recompute finds what is there then."""
 _MOST_BYTES = 1 << 20
 """Larger values are neither kept nor compared."""
+_MOST_ITEMS = 1000
+"""Of longer containers the items are not copied."""
+_CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
 _OWN = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
 """What every module has: no forward changes that."""
 _MOVE_PARAMETERS = frozenset({"torch", "deepspeed", "accelerate", "fairscale", "mimose"})
@@ -38,22 +41,26 @@ _MOVE_PARAMETERS = frozenset({"torch", "deepspeed", "accelerate", "fairscale", "
 _WRAPPERS = ("torch.distributed.", "torch.nn.parallel.", "deepspeed.", "fairscale.")
 
 
+_Generator = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+
+
 class Dice:
     """The random generators that torch's own do not cover: Python's, NumPy's, a module's."""
 
     __slots__ = ("_numpy", "_own", "_python")
 
-    def __init__(self, generators: Iterable[torch.Generator] = ()) -> None:
+    def __init__(self, generators: Iterable[_Generator] = ()) -> None:
         self._python = random.getstate()
         self._numpy = np.random.get_state(legacy=False)
-        self._own = [(generator, generator.get_state()) for generator in generators]
+        self._own = [(generator, _state_of(generator)) for generator in generators]
 
     def moved(self) -> bool:
         """Whether somebody has drawn from them since."""
         return (
             random.getstate() != self._python
             or pickle.dumps(np.random.get_state(legacy=False)) != pickle.dumps(self._numpy)
-            or any(not torch.equal(g.get_state(), state) for g, state in self._own)
+            or any(pickle.dumps(_state_of(g)) != pickle.dumps(state) for g, state in self._own)
         )
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -69,7 +76,24 @@ class Dice:
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         for generator, state in self._own:
-            generator.set_state(state)
+            _set_state(generator, state)
+
+
+def _state_of(generator: _Generator) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state()
+
+
+def _set_state(generator: _Generator, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
 
 
 class Exchanged:
@@ -118,7 +142,7 @@ class Traces(NamedTuple):
     onlookers: tuple[Hook, ...] = ()
     draws: bool = False
     """Whether it throws other dice than torch's."""
-    generators: tuple[torch.Generator, ...] = ()
+    generators: tuple[_Generator, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.attributes or self.onlookers or self.draws)
@@ -175,10 +199,15 @@ class FirstLook:
         """Whether the run has changed a frozen parameter: a codebook, say."""
         return any(not torch.equal(local(p.detach()), value) for p, value in self._frozen)
 
-    def _generators(self) -> tuple[torch.Generator, ...]:
-        """Those that the block's modules keep."""
-        own = (value for _, before in self._before for value, _ in before.values())
-        return tuple(value for value in own if isinstance(value, torch.Generator))
+    def _generators(self) -> tuple[_Generator, ...]:
+        """Those that the block's modules keep, by themselves or several together."""
+        own = [value for _, before in self._before for value, _ in before.values()]
+        for value in list(own):
+            if type(value) in (list, tuple):
+                own += value
+            elif type(value) is dict:
+                own += value.values()
+        return tuple({id(g): g for g in own if isinstance(g, _GENERATORS)}.values())
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -269,31 +298,55 @@ def _differs(now: Any, was: Any, copy: Any) -> bool:
         return not (
             isinstance(now, (bool, int, float, str)) and type(now) is type(was) and now == was
         )
+    return not _like(now, copy)
+
+
+def _like(now: Any, copy: Any) -> bool:
+    """Whether something is what it was when it was copied."""
+    if now is copy:
+        return True
+    if type(now) is not type(copy):
+        return False
+    if isinstance(now, torch.Tensor):
+        return now.shape == copy.shape and now.dtype == copy.dtype and torch.equal(now, copy)
+    if isinstance(now, np.ndarray):
+        return np.array_equal(now, copy)
     if isinstance(now, dict):
-        return len(now) != len(copy) or any(
-            k not in copy or copy[k] is not v for k, v in now.items()
-        )
-    if isinstance(now, (list, set)):
-        return len(now) != len(copy) or any(a is not b for a, b in zip(now, copy, strict=True))
+        return now.keys() == copy.keys() and all(_like(v, copy[k]) for k, v in now.items())
+    if isinstance(now, set):
+        return len(now) == len(copy) and all(a is b for a, b in zip(now, copy, strict=True))
+    if isinstance(now, (list, deque)):
+        return len(now) == len(copy) and all(map(_like, now, copy))
     return False
 
 
 def _kept(value: Any) -> Any:
     """A value to find again: without the graph behind it, and nothing large."""
+    return _copied(value, graph=False)
+
+
+def _copied(value: Any, *, graph: bool = True, depth: int = 3) -> Any:
+    """What a forward may change in place is copied: containers with what is in them, and small
+    tensors without a graph. Those with one are themselves, or without it."""
+    kind = type(value)
     if isinstance(value, torch.Tensor):
-        if not value.requires_grad or isinstance(value, nn.Parameter):
-            return value
-        return value.detach() if value.nbytes <= _MOST_BYTES else _AS_IT_IS
-    if type(value) is list:
-        return [_kept(item) for item in value]
-    if type(value) is dict:
-        return {key: _kept(item) for key, item in value.items()}
-    return _copied(value)
-
-
-def _copied(value: Any) -> Any:
-    """Containers are copied, since a forward may change them in place."""
-    return value.copy() if type(value) in (list, dict, set) else value
+        small = value.nbytes <= _MOST_BYTES
+        if value.requires_grad:
+            if graph or isinstance(value, nn.Parameter):
+                return value
+            return value.detach() if small else _AS_IT_IS
+        plain = kind is torch.Tensor and not value.is_inference()
+        return value.clone() if small and plain else value
+    if kind is np.ndarray:
+        return value.copy() if value.nbytes <= _MOST_BYTES else value
+    if kind not in _CONTAINERS:
+        return value
+    made = value.copy()
+    if kind is set or not depth or len(value) > _MOST_ITEMS:
+        return made
+    for at, item in value.items() if isinstance(value, dict) else enumerate(value):
+        made[at] = _copied(item, graph=graph, depth=depth - 1)
+    return made
 
 
 def _put(module: nn.Module, name: str, value: Any) -> None:
