@@ -64,9 +64,10 @@ class Herald:
 
     def _tell_that_none_fits(self, setting: Setting, in_use_bytes: int) -> None:
         message = (
-            f"{text_of(in_use_bytes)} are in use before a step begins (parameters, optimizer "
-            f"state), of a budget of {text_of(setting.budget_bytes)}: no plan can help. Raise "
-            "memory_budget, or train fewer parameters. Training goes on with every block recomputed"
+            f"{text_of(in_use_bytes)} are in use before the first block runs (parameters, "
+            "optimizer state, the batch), of a budget of "
+            f"{text_of(setting.budget_bytes)}: no plan can help, raise memory_budget. Training "
+            "goes on with every block recomputed"
         )
         self._record("budget too small", message)
         warn(message)

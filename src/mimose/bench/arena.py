@@ -10,6 +10,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import nn
 from mimose.bench.extras import BenchError
 from mimose.bench.workloads import Batch, BatchShape, Task
 from mimose.clock import Clock
-from mimose.inputs import InputSize, input_size
+from mimose.inputs import InputSize, argument_names, input_size
 from mimose.memory import meter_for
 
 PRECISIONS = ("fp32", "bf16", "amp")
@@ -81,7 +82,13 @@ class Arena:
 
     def size_of(self, shape: BatchShape) -> InputSize:
         """The size as mimose sees it."""
-        return input_size((), self.task.batch(shape, 0, torch.device("cpu")))
+        return input_size((), self.task.batch(shape, 0, torch.device("cpu")), self._argument_names)
+
+    @cached_property
+    def _argument_names(self) -> tuple[str, ...]:
+        with torch.device("meta"):  # its weights are not needed
+            model = self.task.make(self.conditions.small, self.attention)
+        return argument_names(model.forward)
 
     @contextlib.contextmanager
     def trainee(self) -> Iterator[Trainee]:
