@@ -473,7 +473,6 @@ class Private(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(4, 4)
-        self.dice = DICE
         self.draws: Any = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

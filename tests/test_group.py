@@ -46,11 +46,11 @@ def test_sizes_of_other_numbers_of_passes_cannot_be_compared() -> None:
     assert pair(3, 3) <= pair(3, 4)
 
 
-def test_passes_beyond_the_fourth_are_joined_with_it() -> None:
+def test_passes_beyond_the_eighth_are_joined_with_it() -> None:
     whole = size(8, 1, 1)
-    for length in (2, 3, 4, 7, 5):
+    for length in (2, 3, 4, 5, 6, 7, 8, 11, 9):
         whole = whole.followed_by(size(8, length, length))
-    assert [one.dims[1] for one in whole.passes] == [1, 2, 3, 7]
+    assert [one.dims[1] for one in whole.passes] == [1, 2, 3, 4, 5, 6, 7, 11]
     assert whole.followed_by(InputSize((("0", 2),), (9, 9))) == whole
 
 
@@ -126,6 +126,35 @@ def document_and_query(draw: random.Random) -> list[int]:
 
 def triplet(draw: random.Random) -> list[int]:
     return [draw.randint(4, 12), draw.randint(20, 40), draw.randint(20, 40)]
+
+
+def chunks(draw: random.Random) -> list[int]:
+    return [draw.randint(10, 30)] * 10
+
+
+def mixed(draw: random.Random) -> list[int]:
+    return [draw.randint(10, 30) for _ in range(10)]
+
+
+def test_many_passes_of_one_length_are_planned_together() -> None:
+    steps: list[Any] = []
+    plain, _ = trained(chunks, None, [])
+    losses, handle = trained(chunks, "1GiB", steps)
+    assert losses == plain
+    assert handle.stats().observed_steps <= 12
+    planned = [step for step in steps[20:] if isinstance(step, PlannedStep)]
+    assert len(planned) >= 18
+    assert not any(step.surprised for step in planned)
+    assert all(step.plan.kept == 40 for step in planned)
+
+
+def test_many_passes_of_many_lengths_stay_within_the_budget() -> None:
+    plain, _ = trained(mixed, None, [])
+    _, roomy = trained(mixed, "1GiB", [])
+    budget = int(0.5 * roomy.stats().peak_bytes)
+    losses, handle = trained(mixed, f"{budget}B", [])
+    assert losses == plain
+    assert handle.stats().peak_bytes <= budget
 
 
 @pytest.mark.parametrize("drawn", [query_and_document, document_and_query, triplet])

@@ -26,6 +26,7 @@ from mimose.errors import warn
 from mimose.herald import Herald
 from mimose.identity import difference, identity_of
 from mimose.inputs import (
+    MOST_PASSES,
     InputSize,
     SizeFunction,
     argument_names,
@@ -169,10 +170,12 @@ class Engine:
         """One more forward begins before the backward: is it what was expected?"""
         whole = step.expected.with_pass(step.passes, size)
         larger = whole is None or not whole <= step.expected
+        if step.passes + 1 >= MOST_PASSES:  # what stands for many must be just as expected
+            larger = whole != step.expected
         if self._agreement.needed:  # no rank may go on otherwise than the others
             larger = self._agreement.any(larger)
-        elif isinstance(step, PlannedStep) and whole not in (None, step.size):
-            larger &= not self._plan_rest(step, whole)
+        elif isinstance(step, PlannedStep) and step.passes + 1 < MOST_PASSES and whole is not None:
+            larger &= whole == step.size or not self._plan_rest(step, whole)
         step.another_pass(size, larger=larger)
 
     def _plan_rest(self, step: PlannedStep, size: InputSize) -> bool:

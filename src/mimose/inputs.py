@@ -24,8 +24,8 @@ Layout = tuple[tuple[str, int], ...]
 
 _NEXT = "+"
 """Before the name of the first tensor of each pass but the first."""
-_MOST_PASSES = 4
-"""So many passes of a step are told apart."""
+MOST_PASSES = 8
+"""So many passes of a step are told apart; the last stands for all that come after it, too."""
 
 FINEST = 512
 """Dimensions up to here are not rounded."""
@@ -54,7 +54,7 @@ class InputSize:
         """The size of a step in which a pass of that size comes after this; one of very many is
         joined with the last."""
         *before, last = self.passes
-        if len(before) + 1 < _MOST_PASSES:
+        if len(before) + 1 < MOST_PASSES:
             (name, rank), *others = other.layout
             layout = (*self.layout, (_NEXT + name, rank), *others)
             return InputSize(layout, (*self.dims, *other.dims))
@@ -79,7 +79,7 @@ class InputSize:
 
     def with_pass(self, nth: int, other: InputSize) -> InputSize | None:
         """The same with another size for one pass; None if that one is laid out otherwise."""
-        passes = self.passes
+        passes, nth = self.passes, min(nth, MOST_PASSES - 1)
         if nth >= len(passes) or passes[nth].layout != other.layout:
             return None
         begin = sum(len(one.dims) for one in passes[:nth])
