@@ -266,3 +266,23 @@ def test_a_block_may_have_a_generator_of_its_own(
             return super().forward(x) * size
 
     assert_trains_as_plain(lambda: Stack(Throwing))
+
+
+SPECIAL: dict[str, Callable[[], torch.Tensor]] = {
+    "sparse": lambda: torch.eye(16).to_sparse(),
+    "compressed": lambda: torch.eye(16).to_sparse_csr(),
+    "meta": lambda: torch.ones(16, device="meta"),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("special", SPECIAL)
+def test_a_block_may_have_special_tensors_in_attributes(special: str) -> None:
+    class Holding(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = SPECIAL[special]()
+
+    assert_trains_as_plain(lambda: Stack(Holding))

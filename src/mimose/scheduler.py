@@ -109,9 +109,7 @@ class Scheduler:
         cached, new = None if overdue else self.cache.get((shared, available, kind)), False
         if cached is None:
             in_step = self._in_step(setting, pattern, missing, stale)
-            # Below what is available by so much, kept runs are guarded.
-            guarded = int(_GUARDED * setting.budget_bytes) - setting.reserve.bytes
-            terms = Terms(shared, available, kind, pattern, in_step, guarded)
+            terms = Terms(shared, available, kind, pattern, in_step, _guarded_bytes(setting))
             cached = self._shared(terms, own=overdue)
             if cached is None:
                 cached, new = self._new(terms, size), True
@@ -141,8 +139,7 @@ class Scheduler:
         if profile is None or len(profile.runs) != len(decision.cached.plan.recompute):
             return None
         choices = (*done, *self._rest(profile, done, available))
-        guarded = int(_GUARDED * setting.budget_bytes) - setting.reserve.bytes
-        terms = Terms(size, available, kind, pattern, in_step, guarded)
+        terms = Terms(size, available, kind, pattern, in_step, _guarded_bytes(setting))
         plan = Plan.of(profile, choices, available)
         if knowledge.beyond(size) and (knowledge.doubts_beyond or not plan.fits):
             return None
@@ -405,3 +402,8 @@ class Scheduler:
     def why_unknown(self) -> str | None:
         """Why what was taken in does not serve the present regime; None if it does."""
         return None if self.knowledge.version else self._chapters.difference_from_others()
+
+
+def _guarded_bytes(setting: Setting) -> int:
+    """How far below what is available kept runs are guarded."""
+    return int(_GUARDED * setting.budget_bytes) - setting.reserve.bytes

@@ -330,13 +330,11 @@ def _copied(value: Any, *, graph: bool = True, depth: int = 3) -> Any:
     tensors without a graph. Those with one are themselves, or without it."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
-        small = value.nbytes <= _MOST_BYTES
         if value.requires_grad:
             if graph or isinstance(value, nn.Parameter):
                 return value
-            return value.detach() if small else _AS_IT_IS
-        plain = kind is torch.Tensor and not value.is_inference()
-        return value.clone() if small and plain else value
+            return value.detach() if value.nbytes <= _MOST_BYTES else _AS_IT_IS
+        return value.clone() if _can_be_compared(value) else value
     if kind is np.ndarray:
         return value.copy() if value.nbytes <= _MOST_BYTES else value
     if kind not in _CONTAINERS:
@@ -347,6 +345,13 @@ def _copied(value: Any, *, graph: bool = True, depth: int = 3) -> Any:
     for at, item in value.items() if isinstance(value, dict) else enumerate(value):
         made[at] = _copied(item, graph=graph, depth=depth - 1)
     return made
+
+
+def _can_be_compared(tensor: torch.Tensor) -> bool:
+    """Whether it is small, and no sparse, nested or other special one."""
+    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+    special = tensor.is_nested or tensor.is_meta or tensor.is_inference()
+    return plain and not special and tensor.nbytes <= _MOST_BYTES
 
 
 def _put(module: nn.Module, name: str, value: Any) -> None:
