@@ -44,7 +44,17 @@ class ConflictError(MimoseError, RuntimeError):
 
 
 class OutOfMemory(MimoseError, torch.OutOfMemoryError):
-    """A step does not fit, not even with every block recomputed."""
+    """A step does not fit, not even with every block recomputed.
+
+    Its text contains " out of memory." on every device: accelerate's `find_executable_batch_size`,
+    and with it transformers' `auto_find_batch_size`, look for these words.
+    """
+
+    _FACT = "The step ran out of memory."
+
+    def __init__(self, details: str = "") -> None:
+        told = details.startswith(self._FACT)  # an unpickled one brings its whole text
+        super().__init__(details if told else f"{self._FACT} {details}".rstrip())
 
 
 class MimoseWarning(UserWarning):

@@ -58,7 +58,8 @@ def recover(patient: Patient, function: Callable[..., T], args: Any, kwargs: Any
         if bound is not None:
             raise OutOfMemory(f"{why}. {bound}{_left_behind(start)}")
         if strictness == EVERYTHING:
-            raise OutOfMemory(f"{patient.does_not_fit()}{_left_behind(start)} ({why})")
+            said = f"{patient.does_not_fit()}{_left_behind(start)}"
+            raise OutOfMemory(f"{said}. The last attempt failed with: {why}")
         strictness = STRICTER if kept_something and strictness == AS_PLANNED else EVERYTHING
 
 

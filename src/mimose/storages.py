@@ -93,8 +93,9 @@ class StorageCounter(TorchDispatchMode):
         if self.limit is not None and self.in_use > max(self.limit, before):  # it takes memory
             self.failures += 1
             self.peak = peak  # an allocator would not have given what is over its limit
+            # In the words of CUDA's allocator: accelerate looks for " out of memory.".
             raise torch.OutOfMemoryError(
-                f"{func}: {self.in_use} bytes in use, the limit is {self.limit}"
+                f"CPU out of memory. {func}: {self.in_use} bytes in use, the limit is {self.limit}"
             )
         return out
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import find_executable_batch_size
 from rise import budget_for, rise_of
 
 import mimose
@@ -74,3 +75,29 @@ def test_model_is_saved_and_unwrapped_as_ever() -> None:
         prepared = accelerator.prepare(model)
         assert accelerator.unwrap_model(prepared) is model
         assert list(accelerator.get_state_dict(prepared)) == names
+
+
+def hold(handle: mimose.Mimose | None, model: models.Encoder, batch: training.Batch) -> None:
+    def step() -> None:
+        models.loss_of(model, batch).backward()
+        model.zero_grad()
+
+    handle.retry(step) if handle else step()
+
+
+@pytest.mark.parametrize("retried", [True, False], ids=["retried", "by the limit alone"])
+def test_accelerate_finds_a_batch_size_that_fits_the_limit(retried: bool) -> None:
+    torch.manual_seed(0)
+    model, tried = models.Encoder(3), []
+    budget = budget_for(rise_of(lambda: hold(None, model, training.texts([60], 16)[0])), 0.5)
+
+    @find_executable_batch_size(starting_batch_size=64)
+    def train_with(batch_size: int) -> None:
+        tried.append(batch_size)
+        with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
+            for batch in training.texts([60, 60], batch_size):
+                hold(handle if retried else None, model, batch)
+
+    train_with()
+    assert tried[0] == 64
+    assert tried[-1] < 64
