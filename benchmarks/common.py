@@ -1,7 +1,8 @@
-"""What every benchmark here records: the machine, the versions, the commit, the date."""
+"""What the benchmarks here share: their command line, what they record, two models."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 from pathlib import Path
@@ -10,18 +11,30 @@ from typing import Any
 import torch
 
 from mimose.bench import circumstances as shared
+from mimose.bench.extras import BenchError
 
-RESULTS = Path(__file__).parent / "results"
+FOLDER = Path(__file__).parent
 
 
-def circumstances(commit: str | None) -> dict[str, Any]:
-    """Where and with what a result was measured."""
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """A command line with what every script takes: where to write, and what code is accepted."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--allow-dirty",
+        action="store_true",
+        help="measure code that is not a commit's; the results say so",
+    )
+    return parser
+
+
+def circumstances(allow_dirty: bool = False) -> dict[str, Any]:
+    """Where and with what a result was measured; the end where that could not be traced."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return {
-        "date": shared.today(),
-        "commit": shared.commit(commit),
-        **shared.circumstances(device),
-    }
+    try:
+        return shared.circumstances(device, allow_dirty=allow_dirty, scripts=FOLDER)
+    except BenchError as error:
+        raise SystemExit(str(error)) from None
 
 
 def spread(values: list[float]) -> dict[str, float]:

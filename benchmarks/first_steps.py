@@ -8,16 +8,14 @@ nothing that runs out of memory is run again.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import mimose
-from common import circumstances, save
+from common import circumstances, parser_of, save
 from mimose.bench.circumstances import settle_device
 from planner_quality import Bench
 from tasks import TASKS
@@ -51,9 +49,7 @@ def run(bench: Bench, budget: int, seed: int, steps: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit")
+    parser = parser_of(__doc__)
     parser.add_argument("--task", default="QA-XLNet")
     parser.add_argument("--budgets", type=float, nargs="+", default=[7.12, 5.56], help="GiB")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4])
@@ -63,7 +59,7 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     results = {
         "benchmark": "first_steps",
-        **circumstances(options.commit),
+        **circumstances(options.allow_dirty),
         "runs": runs,
     }
     for seed in options.seeds:

@@ -9,15 +9,13 @@ they fill no whole page, since only whole pages can be given back and used elsew
 
 from __future__ import annotations
 
-import argparse
 import gc
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import mimose
-from common import circumstances, save
+from common import circumstances, parser_of, save
 from mimose.bench.circumstances import settle_device
 from mimose.reserve import Reserve
 from planner_quality import Bench
@@ -85,9 +83,7 @@ def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit")
+    parser = parser_of(__doc__)
     parser.add_argument("--task", default="QA-XLNet")
     parser.add_argument("--budget", type=float, default=5.56, help="GiB")
     parser.add_argument("--reserve", type=float, default=0.03, help="a share of the budget")
@@ -95,13 +91,12 @@ def main() -> None:
     options = parser.parse_args()
     if settle_device(None) != "cuda":
         raise SystemExit("fragments are CUDA's: this needs a GPU")
+    around = circumstances(options.allow_dirty)
     PinnedReserve.share = options.reserve
     mimose.setting.reserve_for = lambda budget, _: PinnedReserve(budget)
     budget = int(options.budget * 2**30)
     run = measured(options.task, budget, options.reserve, options.steps)
-    save(
-        {"benchmark": "fragmentation", **circumstances(options.commit), "runs": [run]}, options.out
-    )
+    save({"benchmark": "fragmentation", **around, "runs": [run]}, options.out)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,15 @@ run tells the exact profile of every length: what an oracle would know. Then mim
 
 from __future__ import annotations
 
-import argparse
 import gc
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import mimose
-from common import circumstances, save, spread
+from common import circumstances, parser_of, save, spread
 from mimose.bench.circumstances import settle_device
 from mimose.memory import meter_for
 from mimose.observations import StepObservation
@@ -189,9 +187,7 @@ def summary(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit")
+    parser = parser_of(__doc__)
     parser.add_argument("--tasks", nargs="+", default=[name for name in TASKS if name != "tiny"])
     parser.add_argument("--tight", nargs="+", type=int, default=[10, 50, 90])
     parser.add_argument("--steps", type=int, default=300)
@@ -200,7 +196,7 @@ def main() -> None:
     device = settle_device(None)
     results: dict[str, Any] = {
         "benchmark": "planner_quality",
-        **circumstances(options.commit),
+        **circumstances(options.allow_dirty),
         "steps": options.steps,
         "autocast": options.autocast,
         "tasks": {},

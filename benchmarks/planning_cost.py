@@ -9,17 +9,15 @@ inside real steps, where they are a few times longer.
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import mimose
-from common import bert_base, circumstances, save, spread
+from common import bert_base, circumstances, parser_of, save, spread
 from mimose.inputs import InputSize
 from mimose.planners import Optimal
 from mimose.timeline import Profile, RunCost, peak
@@ -109,12 +107,10 @@ def different_blocks(runs: int = 96, chains: int = 40) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit")
+    parser = parser_of(__doc__)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    results = {"benchmark": "planning_cost", **circumstances(options.commit)}
+    results = {"benchmark": "planning_cost", **circumstances(options.allow_dirty)}
     results["session"] = session_costs(device)
     results["different_blocks"] = different_blocks()
     print(results["session"], results["different_blocks"])

@@ -14,21 +14,19 @@ steps or blocks run again, plans corrected while they ran, and the most that the
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gc
 import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 import mimose
-from common import circumstances, save
+from common import circumstances, parser_of, save
 from mimose.bench.circumstances import settle_device
 from mimose.bench.workloads import LENGTHS
 from mimose.memory import meter_for
@@ -254,16 +252,14 @@ CASES: dict[str, tuple[Callable[[], Case], int]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit")
+    parser = parser_of(__doc__)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--share", type=float, default=1.0, help="of each case's steps")
     parser.add_argument("--time-limit", type=float, default=float("inf"), help="seconds in all")
     options = parser.parse_args()
     settle_device("cuda")
     deadline = time.perf_counter() + options.time_limit
-    results = {"benchmark": "promise", **circumstances(options.commit), "cases": {}}
+    results = {"benchmark": "promise", **circumstances(options.allow_dirty), "cases": {}}
     for name in options.cases:
         make, steps = CASES[name]
         results["cases"][name] = case = train(make(), max(20, int(steps * options.share)), deadline)

@@ -8,16 +8,14 @@ does hits all of them. Reported is the time that each adds to plain training, an
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from common import bert_base, circumstances, llama_1b, save, spread
+from common import bert_base, circumstances, llama_1b, parser_of, save, spread
 from mimose.attach import RECOMPUTE_EVERYTHING, Attachment, BlockSeat
 from mimose.blocks import Block, find_blocks
 
@@ -159,15 +157,13 @@ def kept_cost(calls: int = 20_000, repeats: int = 15) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit")
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--small", action="store_true", help="a tiny model, for a CPU")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = True
-    results = {"benchmark": "recompute_cost", **circumstances(options.commit), "cases": {}}
+    results = {"benchmark": "recompute_cost", **circumstances(options.allow_dirty), "cases": {}}
     results["kept_block"] = kept_cost()
     print("kept block", results["kept_block"], flush=True)
     for name, case in (SMALL if options.small else CASES).items():

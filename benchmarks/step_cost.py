@@ -9,18 +9,16 @@ blocks are guarded and memory is read at the end. Reported is what each adds to 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 import mimose
-from common import bert_base, circumstances, save, spread
+from common import bert_base, circumstances, parser_of, save, spread
 from mimose.attach import Attachment
 from mimose.bench.playback import Playback
 from mimose.blocks import find_blocks
@@ -125,14 +123,16 @@ def _wait(device: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--commit")
     options = parser.parse_args()
     use_expandable_segments()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    results = {"benchmark": "step_cost", **circumstances(options.commit), "rounds": options.rounds}
+    results = {
+        "benchmark": "step_cost",
+        **circumstances(options.allow_dirty),
+        "rounds": options.rounds,
+    }
     results |= measure(device, options.rounds)
     save(results, options.out)
     for name, added in results["added_seconds"].items():

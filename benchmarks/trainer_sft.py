@@ -18,13 +18,12 @@ import random
 import statistics
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from common import circumstances, llama_1b, save, spread
+from common import circumstances, llama_1b, parser_of, save, spread
 from mimose.bench.circumstances import settle_device
 from mimose.bench.workloads import LENGTHS
 from mimose.integrations.huggingface import enable
@@ -140,9 +139,7 @@ def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit")
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--budget-gib", type=float, default=9.65)
@@ -151,7 +148,7 @@ def main() -> None:
     settle_device(None)
     budget = int(options.budget_gib * 2**30)
     runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
-    results = {"benchmark": "trainer_sft", **circumstances(options.commit), "budget": budget}
+    results = {"benchmark": "trainer_sft", **circumstances(options.allow_dirty), "budget": budget}
     train("plain", options, budget)
     for _ in range(options.rounds):
         for way in WAYS:

@@ -15,10 +15,14 @@ from typer.testing import CliRunner
 from mimose.bench import schedule
 from mimose.bench.command import app
 from mimose.bench.extras import MissingExtra, need
-from mimose.bench.records import read
+from mimose.bench.records import Code, read
 from mimose.bench.report import BEGIN, END
+from mimose.bench.source import PACKAGE, git_hash
 
-QUICKLY = ("--tasks", "TC-Bert", "--steps", "8", "--rounds", "1", "--tight", "50")
+QUICKLY = (
+    *("--tasks", "TC-Bert", "--steps", "8", "--rounds", "1", "--tight", "50"),
+    "--allow-dirty",
+)
 PAIR = (*QUICKLY, "--contestants", "plain,mimose", "--no-estimators")
 
 
@@ -40,7 +44,10 @@ def test_a_run_leaves_one_file_with_everything_in_it(measured: Path) -> None:
     assert results.header["torch"] == torch.__version__
     assert results.conditions["steps"] == 8
     assert len(results.records) == 12
-    assert {record.commit for record in results.records.values()} != {""}
+    code = {record.code for record in results.records.values()}
+    assert code == {Code.of(results.header)}
+    assert results.header["tree_state"] in ("clean", "dirty", "unknown")
+    assert results.header["source_tree"] == git_hash(PACKAGE)
     assert all(len(r.run.steps.loss) == 8 for r in results.records.values())
     assert results.estimators["TC-Bert"]
 
@@ -169,6 +176,7 @@ def test_a_file_measured_otherwise_is_refused_and_left_alone(measured: Path) -> 
     [
         ("mimose", "0.0.1", "with mimose 0.0.1, and here it is"),
         ("machine", "another", "with machine another"),
+        ("environment", {"OMP_NUM_THREADS": "99"}, "with environment {'OMP_NUM_THREADS': '99'}"),
         ("format", 99, "has format 99"),
     ],
 )

@@ -5,14 +5,37 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-import subprocess
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import mimose
 from mimose.bench.extras import BenchError, need
+from mimose.bench.source import source
 from mimose.memory import meter_for, use_expandable_segments
+
+_THAT_MATTER = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES",
+    "LD_PRELOAD",
+    "MIMOSE_DISABLE",
+    "MKL_NUM_THREADS",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "PYTHONMALLOC",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "TORCHDYNAMO_DISABLE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+_ENVIRONMENT = {name: os.environ[name] for name in _THAT_MATTER if name in os.environ}
+"""Variables that change times or memory, as they were set from outside: read at import, since
+`settle_device` adds to them."""
 
 
 def settle_device(asked: str | None) -> str:
@@ -33,12 +56,25 @@ def settle_device(asked: str | None) -> str:
     return name
 
 
-def circumstances(device: str) -> dict[str, Any]:
-    """What a result must be read with; runs that differ in any of it do not belong together."""
+def circumstances(
+    device: str, *, allow_dirty: bool = False, scripts: Path | None = None
+) -> dict[str, Any]:
+    """What a result must be read with: code, versions, machine, environment, allocator, date.
+
+    Raises a `BenchError` where the code that runs is not a commit's, unless dirty code is allowed.
+
+    Args:
+        device: where is measured, `cuda` or `cpu`.
+        allow_dirty: accept code that differs from its commit, or whose commit is not known.
+        scripts: a folder of scripts whose code has a part in the results, too.
+    """
+    code = source(allow_dirty=allow_dirty, scripts=scripts)
     meter = meter_for(torch.device(device))
     meter.close()
     cuda = device.startswith("cuda")
     return {
+        "date": datetime.date.today().isoformat(),
+        **code.to_plain(),
         "machine": torch.cuda.get_device_name(device) if cuda else _processor(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -46,28 +82,19 @@ def circumstances(device: str) -> dict[str, Any]:
         "mimose": mimose.__version__,
         "expandable_segments": not meter.fragments if cuda else None,
         "page_bytes": meter.page_bytes if cuda else None,
+        "environment": _ENVIRONMENT,
+        "allocator": allocator_settings() if cuda else None,
     }
 
 
-def today() -> str:
-    return datetime.date.today().isoformat()
-
-
-def commit(given: str | None) -> str:
-    """The commit that runs, as far as anybody can tell."""
-    if given:
-        return given
+def allocator_settings() -> dict[str, Any]:
+    """The settings of CUDA's allocator that are in force now, by PyTorch's own account."""
+    backend = torch.cuda.get_allocator_backend()
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
-            cwd=os.path.dirname(__file__),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
+        snapshot = torch.cuda.memory._snapshot()
+    except (AttributeError, RuntimeError):  # private; and another backend has none
+        return {"backend": backend}
+    return {"backend": backend, **snapshot.get("allocator_settings", {})}
 
 
 def _processor() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from mimose.bench import circumstances, presets
 from mimose.bench.arena import PRECISIONS, Conditions
@@ -13,7 +13,7 @@ from mimose.bench.contestants import contestant_named
 from mimose.bench.extras import BenchError, need
 from mimose.bench.lineup import CONTESTANTS
 from mimose.bench.progress import Deadline
-from mimose.bench.records import ResultsFile
+from mimose.bench.records import Code, ResultsFile
 from mimose.bench.report import write_report
 from mimose.bench.schedule import Program, Schedule
 from mimose.bench.workloads import TASKS, task_named
@@ -65,7 +65,12 @@ def bench(
     time_limit: Annotated[
         float | None, typer.Option(help="stop between runs after so many seconds")
     ] = None,
-    commit: Annotated[str | None, typer.Option(help="what to record as the commit")] = None,
+    allow_dirty: Annotated[
+        bool,
+        typer.Option(
+            "--allow-dirty", help="measure code that is not a commit's; the results say so"
+        ),
+    ] = False,
     out: Annotated[Path, typer.Option(help="the results file; continued if it exists")] = Path(
         "bench.jsonl"
     ),
@@ -101,6 +106,7 @@ def bench(
         for package in ("transformers", "matplotlib", *(("sklearn",) if estimators else ())):
             need(package)  # before anything is measured, not after
         where = circumstances.settle_device(device)
+        around = circumstances.circumstances(where, allow_dirty=allow_dirty)
         program = Program(
             tasks=tuple(map(task_named, _split(tasks) or preset.tasks)),
             contestants=tuple(map(contestant_named, _split(contestants) or preset.contestants)),
@@ -117,23 +123,18 @@ def bench(
                 leg=(presets.LEG if where.startswith("cuda") else 0) if leg is None else leg,
             ),
             estimators=estimators,
-            commit=circumstances.commit(commit),
+            code=Code.of(around),
         )
-        _measure(program, out, time_limit, output)
+        _measure(program, {**around, "conditions": program.conditions.to_plain()}, out, time_limit)
+        _say(f"written: {write_report([out], output or out.with_suffix(''))}")
     except BenchError as error:
         _say(f"mimose bench: {error}")
         raise typer.Exit(2) from None
 
 
-def _measure(program: Program, out: Path, time_limit: float | None, output: Path | None) -> None:
-    file = ResultsFile.opened(
-        out,
-        {
-            **circumstances.circumstances(program.conditions.device),
-            "date": circumstances.today(),
-            "conditions": program.conditions.to_plain(),
-        },
-    )
+def _measure(program: Program, header: dict[str, Any], out: Path, time_limit: float | None) -> None:
+    """Measure all that the file does not hold yet; leaves the command if that is not all done."""
+    file = ResultsFile.opened(out, header)
     try:
         complete = Schedule(program, file, Deadline(time_limit)).measure()
     except KeyboardInterrupt:
@@ -147,8 +148,7 @@ def _measure(program: Program, out: Path, time_limit: float | None, output: Path
             f"stopped at the time limit: {len(file.results.records)} runs are in {out}. The same "
             "command continues from there"
         )
-        return
-    _say(f"written: {write_report([out], output or out.with_suffix(''))}")
+        raise typer.Exit(0)
 
 
 def _split(text: str | None) -> list[str]:

@@ -27,6 +27,29 @@ Key = tuple[str, int | None, str, int]
 """A run: task, budget in bytes, contestant, round."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """Which code made a run: a file may be continued by another commit's."""
+
+    commit: str = "unknown"
+    tree_state: str | None = None
+    """Clean, dirty or unknown; None in files that do not tell."""
+    source_tree: str | None = None
+    """Git's hash of `src/mimose`."""
+
+    @classmethod
+    def of(cls, around: dict[str, Any]) -> Code:
+        """From what was recorded around a measurement, or of a run."""
+        known = {name: around[name] for name in cls.__dataclass_fields__ if name in around}
+        return cls(**known)
+
+    def __str__(self) -> str:
+        return self.commit[:7] + (" (dirty)" if self.tree_state == "dirty" else "")
+
+
+UNKNOWN = Code()
+
+
 @dataclass(slots=True, kw_only=True)
 class Record:
     """One run, with what identifies it."""
@@ -36,7 +59,7 @@ class Record:
     contestant: str
     round: int
     run: Run
-    commit: str = "unknown"
+    code: Code = UNKNOWN
 
     @property
     def key(self) -> Key:
@@ -97,7 +120,8 @@ class ResultsFile:
 
     def add(self, record: Record) -> None:
         self.results.records[record.key] = record
-        _append(self.results.path, {"kind": "run", **asdict(record)})
+        entry = asdict(record)
+        _append(self.results.path, {"kind": "run", **entry.pop("code"), **entry})
 
 
 def read(path: Path) -> Results:
@@ -133,13 +157,14 @@ def _take(results: Results, entry: dict[str, Any]) -> None:
         results.estimators[entry["task"]] = entry["rows"]
     elif kind == "run":
         entry["run"] = Run(**{**entry["run"], "steps": Steps(**entry["run"]["steps"])})
-        record = Record(**entry)
+        own = {name: entry[name] for name in ("task", "budget_bytes", "contestant", "round", "run")}
+        record = Record(**own, code=Code.of(entry))
         results.records[record.key] = record
 
 
 def _refuse_other(results: Results, header: dict[str, Any]) -> None:
     old = results.header
-    memory = ("expandable_segments", "page_bytes")
+    memory = ("expandable_segments", "page_bytes", "environment", "allocator")
     for name in ("mimose", "machine", "torch", "transformers", *memory):
         if old.get(name) != header.get(name):
             raise BenchError(

@@ -17,7 +17,7 @@ from mimose.bench.budgets import Asked, Limit, floor_bytes, limits
 from mimose.bench.contestants import Contestant, Match
 from mimose.bench.harness import Run, run
 from mimose.bench.progress import Deadline, Progress
-from mimose.bench.records import Record, ResultsFile
+from mimose.bench.records import UNKNOWN, Code, Record, ResultsFile
 from mimose.bench.relay import Entry, run_together
 from mimose.bench.survey import survey
 from mimose.bench.workloads import Task
@@ -39,7 +39,7 @@ class Program:
     rounds: int
     conditions: Conditions
     estimators: bool = True
-    commit: str = "unknown"
+    code: Code = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Schedule:
                 contestant=turn.kind.name,
                 round=turn.round,
                 run=outcome,
-                commit=self._program.commit,
+                code=self._program.code,
             )
             self._file.add(record)
             self._progress.done(name, seconds, _line(name, turn, outcome))

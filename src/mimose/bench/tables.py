@@ -246,7 +246,7 @@ def _title(sheet: Sheet) -> str:
 
 def _circumstances(sheet: Sheet) -> str:
     header, conditions = sheet.results.header, sheet.results.conditions
-    commits = sorted({record.commit for record in sheet.results.records.values()})
+    commits = sorted({str(record.code) for record in sheet.results.records.values()})
     memory = {True: "expandable segments on", False: "expandable segments off", None: ""}
     allocator = memory[header["expandable_segments"]]
     if header.get("page_bytes") is not None:
