@@ -19,10 +19,10 @@ from torch import nn
 
 import mimose
 from common import bert_base, circumstances, parser_of, save, spread
+from mimose.allocator import set_up_for_good
 from mimose.attach import Attachment
 from mimose.bench.playback import Playback
 from mimose.blocks import find_blocks
-from mimose.memory import use_expandable_segments
 from mimose.reserve import Reserve
 
 LENGTHS = (144, 146, 148, 150)
@@ -126,7 +126,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=300)
     options = parser.parse_args()
-    use_expandable_segments()
+    set_up_for_good()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     results = {
         "benchmark": "step_cost",

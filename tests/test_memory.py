@@ -17,11 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
 import mimose
 from mimose.errors import ConflictError
 from mimose.memory import (
-    ALLOCATOR_SETTINGS,
     CpuMeter,
     lost_in,
     meter_for,
-    page_bytes_in,
 )
 from mimose.storages import StorageCounter
 
@@ -319,28 +317,6 @@ def test_a_compilers_fake_tensors_take_no_memory() -> None:
         assert before.read().in_use == counted
     finally:
         before.close()
-
-
-def test_torch_reads_the_settings_that_are_recommended() -> None:
-    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    if change is None or page_bytes_in(ALLOCATOR_SETTINGS) == 20 << 20:
-        pytest.skip("this version of torch has pages of one size")
-    change(ALLOCATOR_SETTINGS)
-    with pytest.raises((RuntimeError, ValueError), match="must be > 10"):
-        change(ALLOCATOR_SETTINGS.replace("mb:12", "mb:8"))
-
-
-@pytest.mark.parametrize(
-    ("settings", "mib"),
-    [
-        ("", 20),
-        ("expandable_segments:True", 20),
-        ("expandable_segments:True,large_segment_size_mb:12", 12),
-        ("large_segment_size_mb : 32, expandable_segments:True", 32),
-    ],
-)
-def test_pages_are_read_from_the_allocators_settings(settings: str, mib: int) -> None:
-    assert page_bytes_in(settings) == mib << 20
 
 
 def segment(kind: str, *blocks: int) -> dict[str, Any]:

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from mimose.allocator import set_up_for_good
 from mimose.budget import text_of
-from mimose.memory import meter_for, use_expandable_segments
+from mimose.memory import meter_for
 from mimose.session import Mimose, auto_checkpoint
 
 STEPS = 40
@@ -283,7 +284,7 @@ def compare(watcher: Watcher, record: Path | None = None) -> Outcome:
 def the_device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    use_expandable_segments()
+    set_up_for_good()  # for all four ways
     return torch.device("cuda", 0)
 
 

@@ -20,10 +20,11 @@ import torch
 from torch import nn
 
 import mimose
+from mimose.allocator import ALLOCATOR_SETTINGS, VARIABLES, page_bytes_in, why_left_alone
 from mimose.blocks import Block, find_blocks
 from mimose.budget import text_of, typed_budget
 from mimose.errors import ArgumentError, MimoseError
-from mimose.memory import ALLOCATOR_SETTINGS, meter_for, page_bytes_in
+from mimose.memory import Meter, meter_for
 from mimose.session import auto_checkpoint
 from mimose.switch import switched_off
 
@@ -118,26 +119,35 @@ def _device() -> Iterator[Finding]:
                 f"others use more than half of cuda:{index}",
                 'a budget of "auto" takes what is free; look with nvidia-smi for who uses the rest',
             )
-        if index == 0 and meter.fragments:
-            yield Finding(
-                NOTE,
-                "expandable segments are off: batches of varying size leave fragments, up to a "
-                "quarter of the memory",
-                f"start Python with PYTORCH_ALLOC_CONF={ALLOCATOR_SETTINGS}",
-            )
-        elif index == 0:
-            smaller = page_bytes_in(ALLOCATOR_SETTINGS) < meter.page_bytes
-            yield Finding(
-                OK,
-                f"expandable segments are on, in pages of {text_of(meter.page_bytes)}",
-                f"PYTORCH_ALLOC_CONF={ALLOCATOR_SETTINGS} leaves less unused" if smaller else "",
-            )
+        if index == 0:
+            yield _allocator(meter)
+
+
+def _allocator(meter: Meter) -> Finding:
+    if not meter.fragments:
+        smaller = page_bytes_in(ALLOCATOR_SETTINGS) < meter.page_bytes
+        return Finding(
+            OK,
+            f"expandable segments are on, in pages of {text_of(meter.page_bytes)}",
+            f"{ALLOCATOR_SETTINGS} leaves less unused" if smaller else "",
+        )
+    reason = why_left_alone()
+    if reason is None:
+        return Finding(
+            OK, f"attaching sets PyTorch's allocator up for varying sizes ({ALLOCATOR_SETTINGS})"
+        )
+    return Finding(
+        NOTE,
+        "PyTorch's allocator works without expandable segments, and mimose leaves it alone because "
+        f"{reason}: batches of varying size leave fragments, and plans leave more memory free",
+        f"configure it with {ALLOCATOR_SETTINGS}, or not at all",
+    )
 
 
 def _environment() -> Iterator[Finding]:
     if switched_off():
         yield Finding(PROBLEM, "MIMOSE_DISABLE is set: mimose does nothing", "unset MIMOSE_DISABLE")
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+    for name in VARIABLES:
         setting = os.environ.get(name)
         if not setting:
             continue
@@ -145,7 +155,8 @@ def _environment() -> Iterator[Finding]:
         if "backend:cudaMallocAsync" in setting:
             yield Finding(
                 PROBLEM,
-                "the cudaMallocAsync allocator does not tell what mimose needs to know",
+                "the cudaMallocAsync allocator does not tell what is lost between tensors: plans "
+                "leave more memory free",
                 f"take backend:cudaMallocAsync out of {name}",
             )
 

@@ -13,8 +13,10 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
+from mimose.allocator import AllocatorLease
 from mimose.attach import Attachment, BlockSeat
 from mimose.blocks import Block
 from mimose.budget import Budget, text_of
@@ -43,7 +45,7 @@ from mimose.report import Stats
 from mimose.restart import Keepsake, Restart
 from mimose.root import RootSeat
 from mimose.scheduler import Scheduler
-from mimose.setting import Setting
+from mimose.setting import Setting, device_of
 from mimose.stale import Stale
 from mimose.steps import ObservedStep, PlannedStep, Step, WatchedStep
 from mimose.trees import tensors_in
@@ -63,12 +65,14 @@ class Engine:
         scheduler: Scheduler,
         collector: type[Ride],
         enforce: bool,
+        allocator: str,
         measure: SizeFunction | None,
     ) -> None:
         self._budget = budget
         self._scheduler = scheduler
         self._collector = collector
         self._enforce = enforce
+        self._allocator = AllocatorLease(allocator)
         self._measure = measure
         self._names = [block.name for block in blocks]
         self._stale = Stale()
@@ -248,6 +252,7 @@ class Engine:
 
     def _settle(self) -> None:
         """Settle device and bytes; before the root runs, where FSDP2 gathers its parameters."""
+        self._set_allocator_up(device_of(self._root.module))
         self._setting = Setting(self._root.module, self._budget, enforce=self._enforce)
         self._finalizers.append(weakref.finalize(self._root.module, self._setting.close))
         self._identity = identity_of(self._root.module, self._names, self._setting.device)
@@ -255,6 +260,13 @@ class Engine:
             self._take_in(self._loaded)
         if self._herald.recorder is not None:
             self._herald.recorder.begins(self._header(self._setting))
+
+    def _set_allocator_up(self, device: torch.device) -> None:
+        """When attaching, or at the first step if the model came to the device since."""
+        if self._allocator.take(device):
+            give_back = weakref.finalize(self._root.module, self._allocator.give_back)
+            give_back.atexit = False
+            self._finalizers.append(give_back)
 
     def _enter(self, setting: Setting, regime: Regime) -> None:
         first = self._scheduler.regime is None
@@ -416,7 +428,9 @@ class Engine:
         elif self._scheduler.knowledge.ready and not was_ready:
             assert self._setting is not None
             observed = self._stats.observed_steps
-            self._herald.planning_begins(self._setting, len(self._names), observed)
+            self._herald.planning_begins(
+                self._setting, len(self._names), observed, self._allocator.left_because
+            )
 
     # What a recovery asks
 

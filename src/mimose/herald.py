@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from mimose.allocator import ALLOCATOR_SETTINGS
 from mimose.budget import text_of
 from mimose.errors import warn
 from mimose.inputs import InputSize
-from mimose.memory import ALLOCATOR_SETTINGS
 from mimose.plan import Plan
 from mimose.recording import Recorder
 from mimose.setting import Setting
@@ -22,7 +22,9 @@ class Herald:
         self.recorder: Recorder | None = None
         self._said_too_little = False
 
-    def planning_begins(self, setting: Setting, blocks: int, observed_steps: int) -> None:
+    def planning_begins(
+        self, setting: Setting, blocks: int, observed_steps: int, allocator_left: str | None
+    ) -> None:
         """Sizes that were never seen can be predicted from now on."""
         self._record("planning", f"{observed_steps} steps were observed")
         log.info(
@@ -32,11 +34,12 @@ class Herald:
             text_of(setting.budget_bytes),
             text_of(setting.reserve.bytes),
         )
-        if setting.meter.fragments:
+        if setting.meter.fragments and allocator_left is not None:
             warn(
-                "batches vary in size and expandable segments are off, so a quarter of the memory "
-                "may end up in fragments between tensors. Start Python with "
-                f"PYTORCH_ALLOC_CONF={ALLOCATOR_SETTINGS}"
+                "batches vary in size and PyTorch's CUDA allocator works without expandable "
+                f"segments; mimose has left it alone because {allocator_left}. Memory will be lost "
+                f"in fragments between tensors, so {text_of(setting.reserve.bytes)} of the budget "
+                f"stay free. Configure it with {ALLOCATOR_SETTINGS}, or not at all"
             )
 
     def tell_if_too_little(

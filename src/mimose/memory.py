@@ -6,34 +6,20 @@ are counted, so that a budget means the same and the whole library can be tried 
 
 from __future__ import annotations
 
-import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
+from mimose.allocator import allocator_backend, current_settings, page_bytes_in
 from mimose.errors import ConflictError
 from mimose.storages import StorageCounter
 
 _HOLES = 5.6
 """How many of the allocator's pages may lie unused between tensors, in parts."""
-_PAGE = "large_segment_size_mb"
 _GRAIN = 2 << 20
 """What large tensors are rounded to, and the pages of small ones."""
-
-
-def _best_settings() -> str:
-    best = "expandable_segments:True"
-    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    return f"{best},{_PAGE}:12" if (major, minor) >= (2, 11) else best
-
-
-ALLOCATOR_SETTINGS = _best_settings()
-"""What suits varying sizes: segments that grow, in pages of 12 MiB (instead of 20) where that can
-be set. Pages are taken and given back as a whole, so smaller ones leave less unused."""
 
 
 class Reading(NamedTuple):
@@ -113,8 +99,9 @@ class CudaMeter(Meter):
         reset = getattr(torch._C, "_cuda_resetPeakMemoryStats", None)
         self._reset = reset or torch.cuda.reset_peak_memory_stats
         self._former_share: float | None = None
-        settings = _allocator_settings()
-        self.fragments = bool(settings) and not settings.get("expandable_segments", False)
+        settings = current_settings()
+        fixed_segments = bool(settings) and not settings.get("expandable_segments", False)
+        self.fragments = fixed_segments or allocator_backend() != "native"
         self.page_bytes = page_bytes_in(str(settings.get("PYTORCH_CUDA_ALLOC_CONF", "")))
         self.hole_bytes = int(_HOLES * self.page_bytes)
         # A limit is held against the size asked for; pages are then taken as a whole.
@@ -163,32 +150,6 @@ class CudaMeter(Meter):
             self._former_share = former(self._index)
         share = min(1.0, number_of_bytes / self.device_bytes)
         torch.cuda.set_per_process_memory_fraction(share, self._index)
-
-
-def use_expandable_segments() -> None:
-    """Let CUDA's allocator put varying sizes side by side, unless somebody has set it up already.
-
-    For programs: the environment is the documented way, and may be too late by now.
-    """
-    if "PYTORCH_ALLOC_CONF" in os.environ or "PYTORCH_CUDA_ALLOC_CONF" in os.environ:
-        return
-    setting = os.environ["PYTORCH_ALLOC_CONF"] = ALLOCATOR_SETTINGS
-    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    change = change or getattr(torch.cuda.memory, "_set_allocator_settings", None)
-    if change is not None:
-        with suppress(RuntimeError, ValueError):
-            change(setting)
-
-
-def _allocator_settings() -> dict[str, Any]:
-    snapshot = getattr(torch.cuda.memory, "_snapshot", None)
-    return {} if snapshot is None else dict(snapshot().get("allocator_settings", {}))
-
-
-def page_bytes_in(settings: str) -> int:
-    """The pages in which expandable segments grow where the allocator is set up so."""
-    given = re.search(rf"{_PAGE}\s*:\s*(\d+)", settings)
-    return (int(given[1]) if given else 20) << 20
 
 
 def lost_in(segments: Iterable[Mapping[str, Any]], page_bytes: int) -> int:

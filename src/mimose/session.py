@@ -20,8 +20,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, final
 
+import torch
 from torch import nn
 
+from mimose.allocator import refuse_choice
 from mimose.attach import Attachment
 from mimose.blocks import Selector, find_blocks
 from mimose.budget import parse_budget, text_of
@@ -60,6 +62,7 @@ def auto_checkpoint(
     planner: str | Planner = "optimal",
     collector: str = "ride",
     enforce: bool = False,
+    allocator: str = "auto",
     input_size: SizeFunction | None = None,
     record: str | os.PathLike[str] | None = None,
 ) -> Mimose:
@@ -78,6 +81,8 @@ def auto_checkpoint(
             with `plan(profile, available_bytes)`.
         collector: `"ride"`, or `"shuttle"` for the paper's double forward.
         enforce: Also make the budget the allocator's hard limit.
+        allocator: `"auto"` sets PyTorch's CUDA allocator up for batches of varying size until
+            `detach`, unless you have configured it yourself; `"leave"` leaves it as it is.
         input_size: Your own measure of a batch, a function of the forward's arguments.
         record: A file to write the run to, a line a step, for `mimose report` and `mimose plan`.
 
@@ -98,6 +103,7 @@ def auto_checkpoint(
         planner=planner,
         collector=collector,
         enforce=enforce,
+        allocator=allocator,
         input_size=input_size,
         record=record,
     )
@@ -117,6 +123,7 @@ class Mimose(Engine):
         planner: str | Planner,
         collector: str,
         enforce: bool,
+        allocator: str,
         input_size: SizeFunction | None,
         record: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -127,7 +134,7 @@ class Mimose(Engine):
             _refuse_data_parallel(model)
             refuse_lazy(model)
         budget = parse_budget(memory_budget)
-        _refuse_options(collector, enforce, input_size)
+        _refuse_options(collector, enforce, allocator, input_size)
         scheduler = Scheduler(_chosen(planner))
         found = [] if off else find_blocks(model, blocks=blocks, exclude=exclude)
         super().__init__(
@@ -137,6 +144,7 @@ class Mimose(Engine):
             scheduler=scheduler,
             collector=_COLLECTORS[collector],
             enforce=enforce,
+            allocator=allocator,
             measure=input_size,
         )
         self._retrying = False
@@ -158,6 +166,7 @@ class Mimose(Engine):
         self._agreement = Agreement(self._attachment.seats)
         self._tripwire = Tripwire(model, found)
         self._root.take()
+        self._set_allocator_up(_first_device(model))
 
     # What people call
 
@@ -276,6 +285,11 @@ class Mimose(Engine):
         return Floor(self.budget_bytes, bytes_of(parameters), trained)
 
 
+def _first_device(model: nn.Module) -> torch.device:
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
 def _former_on(model: nn.Module) -> RootSeat | None:
     occupant = model.__dict__.get("_compiled_call_impl")
     return occupant if isinstance(occupant, RootSeat) else None
@@ -292,15 +306,18 @@ def refuse_options(memory_budget: int | str, options: Mapping[str, Any]) -> None
     given.apply_defaults()
     taken = given.arguments
     parse_budget(memory_budget)
-    _refuse_options(taken["collector"], taken["enforce"], taken["input_size"])
+    _refuse_options(taken["collector"], taken["enforce"], taken["allocator"], taken["input_size"])
     _chosen(taken["planner"])
 
 
-def _refuse_options(collector: str, enforce: bool, input_size: SizeFunction | None) -> None:
+def _refuse_options(
+    collector: str, enforce: bool, allocator: str, input_size: SizeFunction | None
+) -> None:
     if collector not in tuple(_COLLECTORS):
         raise ArgumentError(f"collector={collector!r} is neither 'ride' nor 'shuttle'")
     if not isinstance(enforce, bool):
         raise ArgumentError(f"enforce={enforce!r} is neither True nor False")
+    refuse_choice(allocator)
     if input_size is not None and not callable(input_size):
         raise ArgumentError(
             f"input_size={input_size!r} is no function: give one of the forward's arguments, e.g. "

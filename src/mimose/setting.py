@@ -27,7 +27,7 @@ class Setting:
 
     def __init__(self, model: nn.Module, budget: Budget, *, enforce: bool) -> None:
         self.open = True
-        self.device = _device_of(model)
+        self.device = device_of(model)
         self._parameters = Parameters(model)
         self._all_parameters = self._parameters.now()
         self.parameter_bytes = bytes_of(self._all_parameters)
@@ -201,7 +201,8 @@ def spare_bytes(budget_bytes: int, meter: Meter) -> int:
     return max(budget_bytes // 500, meter.overshoot_bytes)
 
 
-def _device_of(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
+    """The one device that a model is on."""
     devices = {p.device for p in model.parameters()}
     if len(devices) != 1:
         shown = " and ".join(sorted(map(str, devices))) or "no device: it has no parameters"

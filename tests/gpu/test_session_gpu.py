@@ -10,6 +10,7 @@ from torch import nn
 
 import mimose
 import models
+from mimose.allocator import PROCESS
 from mimose.memory import meter_for
 from mimose.steps import PlannedStep
 
@@ -110,6 +111,14 @@ def test_planned_steps_leave_the_users_peak_readings_alone() -> None:
     assert handle.stats().peak_bytes >= high
 
 
+@pytest.fixture
+def _expandable_segments():
+    assert PROCESS.hold() is None
+    yield
+    PROCESS.release()
+
+
+@pytest.mark.usefixtures("_expandable_segments")
 def test_what_is_lost_between_tensors_is_told() -> None:
     meter = meter_for(torch.device("cuda"))
     torch.cuda.empty_cache()

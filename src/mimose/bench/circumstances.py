@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 import mimose
+from mimose.allocator import allocator_backend, current_settings, set_up_for_good
 from mimose.bench.extras import BenchError, need
 from mimose.bench.source import source
-from mimose.memory import meter_for, use_expandable_segments
+from mimose.memory import meter_for
 
 _THAT_MATTER = (
     "CUBLAS_WORKSPACE_CONFIG",
@@ -34,8 +35,7 @@ _THAT_MATTER = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
 _ENVIRONMENT = {name: os.environ[name] for name in _THAT_MATTER if name in os.environ}
-"""Variables that change times or memory, as they were set from outside: read at import, since
-`settle_device` adds to them."""
+"""Variables that change times or memory, as they were set from outside."""
 
 
 def settle_device(asked: str | None) -> str:
@@ -52,7 +52,7 @@ def settle_device(asked: str | None) -> str:
         torch.set_float32_matmul_precision("high")  # TF32
         # Batches of varying size leave the memory in fragments otherwise, for every contestant.
         # What holds in the end is in the results file.
-        use_expandable_segments()
+        set_up_for_good()
     return name
 
 
@@ -89,12 +89,7 @@ def circumstances(
 
 def allocator_settings() -> dict[str, Any]:
     """The settings of CUDA's allocator that are in force now, by PyTorch's own account."""
-    backend = torch.cuda.get_allocator_backend()
-    try:
-        snapshot = torch.cuda.memory._snapshot()
-    except (AttributeError, RuntimeError):  # private; and another backend has none
-        return {"backend": backend}
-    return {"backend": backend, **snapshot.get("allocator_settings", {})}
+    return {"backend": allocator_backend(), **current_settings()}
 
 
 def _processor() -> str:
