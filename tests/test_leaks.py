@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import mimose
 from compare import Storages, live_tensors, no_hooks
 from mimose.attach import RECOMPUTE_EVERYTHING, Attachment
 from mimose.blocks import find_blocks
-from parts import Faulty, bf16
+from parts import Faulty, Layer, bf16
 
 STEPS = 1000
 FAULTS = ("forward", "recompute", "backward")
@@ -93,6 +94,16 @@ def test_no_memory_is_held_where_python_cannot_see_it(raising: bool) -> None:
     with Storages(attached, x) as storages:
         for _ in steps(attached, x, phases(raising)[:30]):
             pass
+        assert storages.live() == 0
+
+
+def test_hooks_that_refer_to_their_own_nodes_hold_nothing_of_a_recompute() -> None:
+    attached, x = nn.Sequential(Layer(), Layer(), Layer()), torch.randn(2, 5, 16)
+    Attachment(attached, find_blocks(attached, blocks=Layer), RECOMPUTE_EVERYTHING)
+    with FlopCounterMode(display=False), Storages(attached, x) as storages:
+        for _ in range(3):
+            attached(x).sum().backward()
+            attached.zero_grad()
         assert storages.live() == 0
 
 

@@ -146,12 +146,14 @@ class Frame:
         watch = Watch(self)
         try:
             with watch if count_operators else nullcontext():
-                rebuilt = self._replay(watch.pack)
+                rebuilt = self._replay(watch.pack, watch.unpack)
         except Exception as error:
             if is_out_of_memory(error):
                 self.let_go()
                 raise
             return Rehearsal(f"it raised {type(error).__name__}: {error}")
+        finally:
+            watch.let_go()
         if watch.packed != len(self.shapes):
             return Rehearsal(
                 f"it saved {watch.packed} tensors where the forward saved {len(self.shapes)}"
@@ -169,7 +171,7 @@ class Frame:
     def let_go(self) -> None:
         """Keep nothing any more: the backward recomputes."""
         self.keeping = False
-        self.rebuilt = []
+        self.rebuilt.clear()
 
     def _packer(self) -> Callable[[torch.Tensor], int]:
         shapes, dtypes, devices = self.shapes, self.dtypes, self.devices
@@ -235,7 +237,8 @@ class Frame:
         return tensor
 
     def _forget_rebuilt(self) -> None:
-        self.rebuilt, self.run_id = [], None
+        self.rebuilt.clear()
+        self.run_id = None
 
     def _raise_changed(self, tensor: torch.Tensor) -> NoReturn:
         raise RuntimeError(
@@ -257,12 +260,13 @@ class Frame:
         return tensor
 
     def _recompute(self) -> None:
-        self.rebuilt, self.versions = [], []
+        self.rebuilt.clear()
+        self.versions = []
         if self.listener is None:
-            self._replay(self._repacker())
+            self._replay(self._repacker(), self._looker_up())
         else:
             self.listener.before_recompute(self.block)
-            self._replay(self._repacker())
+            self._replay(self._repacker(), self._looker_up())
             self.listener.after_recompute(self.block)
         if len(self.rebuilt) < len(self.shapes):
             self._fail(
@@ -272,17 +276,20 @@ class Frame:
         if self.misfits:
             self._fail(self._describe_misfits())
 
-    def _replay(self, pack: Callable[[torch.Tensor], Any]) -> Any:
+    def _replay(
+        self, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]
+    ) -> Any:
         try:
             args, kwargs = self.held.release()
         except RuntimeError as error:
             raise RuntimeError(
                 f"{self._title}: {error}. Work on a copy of it, or exclude this block"
             ) from None
-        self.misfits, self.run_id = [], None
+        self.misfits.clear()
+        self.run_id = None
         run = self.ambient.run
         try:
-            with saved_tensors_hooks(pack, _as_it_is), torch.enable_grad():
+            with saved_tensors_hooks(pack, unpack), torch.enable_grad():
                 if self.found is None:
                     return run(self.function, args, kwargs)
                 return self.found.run(run, self.function, args, kwargs)
@@ -292,7 +299,7 @@ class Frame:
             if self._stopped_in_script(error):
                 return None
             if not self.keeping:
-                self.rebuilt = []
+                self.rebuilt.clear()
             raise
 
     def _stopped_in_script(self, error: BaseException) -> bool:
@@ -300,18 +307,27 @@ class Frame:
         there = len(self.rebuilt) == len(self.shapes) and self.complete and not self.keeping
         return there and self.early_stop and isinstance(error, RuntimeError)
 
-    def _repacker(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        shapes, dtypes, devices = self.shapes, self.dtypes, self.devices
-        rebuilt, versions = self.rebuilt, self.versions
-        owed, early_stop, check = len(shapes), self.early_stop, self.check
+    def _repacker(self) -> Callable[[torch.Tensor], int | torch.Tensor]:
+        """What sees the tensors that a recompute saves.
 
-        def repack(tensor: torch.Tensor) -> torch.Tensor:
+        The recompute's graph, in which no backward runs, gets their numbers instead, and no hook
+        refers to the frame and its arguments: others may hold on to that graph for ever. torch's
+        `ModuleTracker` does, and `FlopCounterMode` with it: its hooks refer to their own nodes.
+        """
+        shapes, dtypes, devices = self.shapes, self.dtypes, self.devices
+        rebuilt, versions, misfits = self.rebuilt, self.versions, self.misfits
+        owed, early_stop, check = len(shapes), self.early_stop, self.check
+        title, complete = self._title, self.complete
+
+        def repack(tensor: torch.Tensor) -> int | torch.Tensor:
             # Detached, or it would keep the recompute's graph alive, and with it every tensor.
             if tensor.requires_grad:
                 tensor = tensor.detach()
             index = len(rebuilt)
             if index >= owed:
-                return self._surplus(tensor)
+                if complete:
+                    raise _too_many(title, owed)
+                return tensor  # for a backward inside the function
             rebuilt.append(tensor)
             versions.append(tensor._version)
             if check and (
@@ -320,21 +336,28 @@ class Frame:
                 or devices[index] != tensor.get_device()
             ):
                 kind = tensor.shape, tensor.dtype, tensor.get_device()
-                self.misfits.append((index, *kind))
+                misfits.append((index, *kind))
             if early_stop and index + 1 == owed:
                 raise _Stop
-            return tensor
+            return index
 
         return repack
 
-    def _surplus(self, tensor: torch.Tensor) -> torch.Tensor:
-        """More than the forward had saved: fine in a backward inside the function itself."""
-        if self.complete:
-            self._fail(
-                "trying to save more tensors during recomputation than during the original "
-                f"forward pass ({len(self.shapes)})"
-            )
-        return tensor
+    def _looker_up(self) -> Callable[[int | torch.Tensor], torch.Tensor]:
+        """What gives a recompute's own graph its tensors, for a backward inside the function."""
+        rebuilt, title = self.rebuilt, self._title
+
+        def look_up(saved: int | torch.Tensor) -> torch.Tensor:
+            if not isinstance(saved, int):
+                return saved
+            tensor = rebuilt[saved] if saved < len(rebuilt) else None
+            if tensor is None:
+                raise RecomputeError(
+                    f"{title}: a second backward ran through what a recompute has made. {_REMEDY}"
+                )
+            return tensor
+
+        return look_up
 
     def _tell_of_forward(self, listener: Listener, args: Any, kwargs: Any, out: Any) -> None:
         saved = {s._cdata for ref in self.storages if (s := ref()) is not None}
@@ -352,20 +375,27 @@ class Frame:
             f"recomputed {_kind(shape, dtype, device)}"
             for i, shape, dtype, device in self.misfits
         ]
-        self.misfits = []
+        self.misfits.clear()
         return (
             "Recomputed values for the following tensors have different metadata than during the "
             "forward pass: " + "; ".join(lines)
         )
 
     def _fail(self, problem: str) -> NoReturn:
-        self.rebuilt = []
+        self.rebuilt.clear()
         raise RecomputeError(f"{self._title}: {problem}. {_REMEDY}")
 
     @property
     def _title(self) -> str:
         function = self.function
         return self.name or getattr(function, "__qualname__", "") or type(function).__qualname__
+
+
+def _too_many(title: str, saved: int) -> RecomputeError:
+    return RecomputeError(
+        f"{title}: trying to save more tensors during recomputation than during the original "
+        f"forward pass ({saved}). {_REMEDY}"
+    )
 
 
 def hide_from_compiler() -> None:
@@ -378,7 +408,7 @@ def hide_from_compiler() -> None:
 
     looking = Frame(_as_it_is, (), {}, keeping=True)
     hooks = (Frame(_as_it_is, (), {})._packer(), looking._packer(), looking._repacker())
-    for function in (*hooks, storage_of, local, Watch.pack):
+    for function in (*hooks, looking._looker_up(), storage_of, local, Watch.pack, Watch.unpack):
         skip_code(function.__code__)
 
 

@@ -28,23 +28,34 @@ class Watch(TorchDispatchMode):
 
     def __init__(self, frame: Frame) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._frame = frame
+        self._shapes, self._dtypes, self._devices = frame.shapes, frame.dtypes, frame.devices
+        self._misfits = frame.misfits
         self.packed = 0
         self.operators_since = 0
+        self._saved: list[torch.Tensor] = []
+        """Here rather than in the rehearsal's graph, which others may hold on to."""
 
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        frame, index = self._frame, self.packed
+    def pack(self, tensor: torch.Tensor) -> int:
+        index = self.packed
         self.packed = index + 1
         kind = tensor.shape, tensor.dtype, tensor.get_device()
-        if index < len(frame.shapes) and kind != (
-            frame.shapes[index],
-            frame.dtypes[index],
-            frame.devices[index],
+        if index < len(self._shapes) and kind != (
+            self._shapes[index],
+            self._dtypes[index],
+            self._devices[index],
         ):
-            frame.misfits.append((index, *kind))
-        tensor = tensor.detach()
+            self._misfits.append((index, *kind))
+        self._saved.append(tensor.detach())
         self.operators_since = 0
-        return tensor
+        return index
+
+    def unpack(self, index: int) -> torch.Tensor:
+        """For a backward inside the function."""
+        return self._saved[index]
+
+    def let_go(self) -> None:
+        """The function has returned."""
+        self._saved = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
