@@ -7,7 +7,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-_NEEDED = ("typer", "rich")
+import mimose
+from mimose.extras import EXTRAS, pip_command
+
+PURPOSE = "Train a PyTorch model under a memory budget: look at runs, ask what-if, try it."
+COMMANDS = {
+    "report": "Make a page of a recorded run, or of benchmark results: it sees which.",
+    "plan": "Ask what other budgets or lengths would cost, without training.",
+    "demo": "Train a small encoder four ways and compare: about a minute on a CPU.",
+    "doctor": "Look at this machine, and at a model, and say what should be mended.",
+    "bench": "Measure training under a budget, against peers, on this machine.",
+}
+"""What each command does, as its own help begins."""
+
 _INTERRUPTED = 130
 
 
@@ -31,17 +43,33 @@ def _run(words: list[str]) -> int:
         return doctor.main(words[1:])
     if words[:1] == ["bench"] and importlib.util.find_spec("mimose.bench.command"):
         return _bench(words[1:])
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in EXTRAS["cli"] if importlib.util.find_spec(name) is None]
     if missing:
-        print(
-            f"mimose: this needs {' and '.join(missing)}: pip install 'mimose[cli]' "
-            "(`mimose doctor` and `python -m mimose.demo` work without)",
-            file=sys.stderr,
-        )
-        return 2
+        return _without(missing, words)
     from mimose.commands import run
 
     return run(words)
+
+
+def _without(missing: list[str], words: list[str]) -> int:
+    """What can be said without the packages that draw and parse."""
+    if words[:1] == ["--version"]:
+        print(f"mimose {mimose.__version__}")
+        return 0
+    needs = f"{' and '.join(missing)}: {pip_command('cli')}"
+    if words[:1] in ([], ["--help"]):
+        width = max(map(len, COMMANDS))
+        commands = "\n".join(f"  {name:{width}}  {what}" for name, what in COMMANDS.items())
+        print(
+            f"Usage: mimose [--version] [--help] COMMAND ...\n\n{PURPOSE}\n\nCommands:\n{commands}"
+        )
+        print(f"\nAll but doctor need {needs}")
+        return 0
+    print(
+        f"mimose: this needs {needs}. `mimose doctor` and `python -m mimose.demo` work without",
+        file=sys.stderr,
+    )
+    return 2
 
 
 def _bench(words: list[str]) -> int:

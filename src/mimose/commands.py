@@ -15,12 +15,14 @@ from rich.console import Console
 
 import mimose
 from mimose.budget import typed_budget
+from mimose.cli import PURPOSE
 from mimose.errors import ArgumentError, MimoseError
+from mimose.extras import pip_command
 from mimose.playback import Recording, is_recording, read_recording
 
 app = typer.Typer(
     name="mimose",
-    help="Train a PyTorch model under a memory budget: look at runs, ask what-if, try it.",
+    help=PURPOSE,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -184,7 +186,9 @@ def _need_matplotlib(picture: Path) -> None:
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
-        raise ArgumentError("this needs matplotlib: pip install matplotlib") from None
+        raise ArgumentError(
+            f"this needs matplotlib: {pip_command('bench', 'matplotlib')}"
+        ) from None
     formats = FigureCanvasBase.get_supported_filetypes()
     if picture.suffix.lower().removeprefix(".") not in formats:
         raise ArgumentError(f"{picture}: a picture ends in one of .{', .'.join(sorted(formats))}")

@@ -164,31 +164,45 @@ def test_no_colours_go_into_a_pipe(recording_file: Path) -> None:
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_without_typer_a_command_says_what_to_install_and_doctor_works(tmp_path: Path) -> None:
-    for package in ("typer", "rich"):
-        (tmp_path / f"{package}.py").write_text("raise ModuleNotFoundError(name=__name__)")
+def test_without_typer_what_needs_none_works_and_the_rest_says_what_to_install() -> None:
     code = (
         "import importlib.util, sys\n"
+        "sys.modules['typer'] = sys.modules['rich'] = None\n"
         "real = importlib.util.find_spec\n"
         "gone = lambda name, *a: None if name in ('typer', 'rich') else real(name, *a)\n"
         "importlib.util.find_spec = gone\n"
         "from mimose.cli import main\n"
-        "sys.exit(main(sys.argv[1:]))\n"
+        "for words in (['report', 'x'], ['--version'], ['--help'], [], ['doctor', '--help']):\n"
+        "    try:\n"
+        "        print(words, main(words))\n"
+        "    except SystemExit as end:\n"
+        "        print(words, end.code)\n"
     )
-    paths = os.pathsep.join([str(tmp_path), SOURCE])
-    done = {
-        command: subprocess.run(
-            [sys.executable, "-c", code, command, "x"] if command != "doctor"
-            else [sys.executable, "-c", code, command],
-            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}, check=False,
-        )
-        for command in ("report", "doctor")
-    }  # fmt: skip
-    assert done["report"].returncode == 2
-    assert "pip install 'mimose[cli]'" in done["report"].stderr
-    assert done["report"].stderr.count("\n") == 1
-    assert done["doctor"].returncode == 0, done["doctor"].stderr
-    assert "torch" in done["doctor"].stdout
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+        check=False,
+    )
+    assert "this needs typer and rich: pip install 'typer>=" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "['report', 'x'] 2\n" in done.stdout
+    assert f"mimose {mimose.__version__}\n['--version'] 0\n" in done.stdout
+    for words in ("['--help'] 0\n", "[] 0\n", "['doctor', '--help'] 0\n"):
+        assert words in done.stdout
+    assert done.stdout.count("Ask what other budgets") == 2
+
+
+def test_help_without_extras_says_what_the_commands_help_says() -> None:
+    from mimose.cli import COMMANDS
+    from mimose.commands import app
+
+    told = {}
+    for command in app.registered_commands:
+        assert command.callback is not None
+        told[command.callback.__name__] = str(command.callback.__doc__).partition("\n")[0]
+    assert told == COMMANDS
 
 
 def _heed_interrupts() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-EXTRAS = "transformers accelerate trl peft lightning pytorch_lightning datasets bitsandbytes"
+from mimose.extras import EXTRAS, NEEDED
+
+OTHERS = "transformers accelerate trl peft lightning pytorch_lightning datasets bitsandbytes"
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -17,28 +21,57 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 def test_mimose_imports_no_integration_and_nothing_that_one_needs() -> None:
     done = run(
         "import sys, mimose, mimose.integrations\n"
-        f"print([m for m in {EXTRAS!r}.split() if m in sys.modules])\n"
+        f"print([m for m in {OTHERS!r}.split() if m in sys.modules])\n"
         "print([m for m in sys.modules if m.startswith('mimose.integrations.')])"
     )
     assert done.stdout.split("\n")[:2] == ["[]", "[]"], done.stderr
 
 
+def test_neither_import_nor_attaching_loads_the_compiler() -> None:
+    done = run(
+        "import sys, torch\n"
+        "before = 'torch._dynamo' in sys.modules\n"
+        "import mimose\n"
+        "model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))\n"
+        "mimose.auto_checkpoint(model, '1GiB', blocks=torch.nn.Linear)\n"
+        "print(('torch._dynamo' in sys.modules) == before)"
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
 @pytest.mark.parametrize(
-    ("module", "absent", "extra"),
+    ("module", "absent", "wanted"),
     [
-        ("huggingface", ["transformers"], "hf"),
-        ("huggingface", ["accelerate"], "hf"),
-        ("lightning", ["lightning", "pytorch_lightning"], "lightning"),
+        ("huggingface", ["transformers"], "'transformers>=5.0'"),
+        ("huggingface", ["accelerate"], "'accelerate>=1.10'"),
+        ("lightning", ["lightning", "pytorch_lightning"], "'lightning>=2.5'"),
     ],
 )
 def test_missing_package_is_asked_for_by_its_pip_command(
-    module: str, absent: list[str], extra: str
+    module: str, absent: list[str], wanted: str
 ) -> None:
     hidden = "; ".join(f"sys.modules[{name!r}] = None" for name in absent)
     done = run(f"import sys; {hidden}; import mimose.integrations.{module}")
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError:")
-    assert last.endswith(f"pip install 'mimose[{extra}]'")
+    command = last.partition(": pip install ")[2]
+    assert wanted in command
+    assert "mimose" not in command  # which is on no package index
+
+
+def test_extras_are_those_of_the_project() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    told = {extra: _requirements(packages) for extra, packages in EXTRAS.items()}
+    listed = {name: set(wanted) for name, wanted in project["optional-dependencies"].items()}
+    listed["bench"] = (listed["bench"] - {"mimose[cli,hf]"}) | listed["cli"] | listed["hf"]
+    del listed["docs"]
+    assert told == listed
+    assert _requirements(NEEDED) == set(project["dependencies"])
+
+
+def _requirements(packages: Mapping[str, str]) -> set[str]:
+    return {f"{name}>={least}" for name, least in packages.items()}
 
 
 def test_either_of_lightnings_two_names_is_enough() -> None:

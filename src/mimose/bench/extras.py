@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from mimose.extras import pip_command
+
 
 class BenchError(Exception):
     """Something that the person at the command line can put right; shown as one line."""
@@ -21,5 +23,5 @@ def need(package: str) -> Any:
     except ImportError as error:
         name = package.partition(".")[0]
         raise MissingExtra(
-            f"the benchmark needs {name}, which is not installed: pip install 'mimose[bench]'"
+            f"the benchmark needs {name}, which is not installed: {pip_command('bench')}"
         ) from error

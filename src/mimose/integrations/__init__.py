@@ -11,11 +11,12 @@ or after `prepare` or `setup`.
 
 from __future__ import annotations
 
+from mimose.extras import pip_command
+
 
 def missing(package: str, extra: str) -> ImportError:
     """What to raise where an optional package is not installed."""
     return ImportError(
-        f"{package} is not installed, and this part of mimose works with it: "
-        f"pip install 'mimose[{extra}]'",
+        f"{package} is not installed, and this part of mimose works with it: {pip_command(extra)}",
         name=package,
     )
