@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from mimose.arguments import are_plain
 from mimose.blocks import Block
 from mimose.bypass import refuse_in_compiled_code
 from mimose.caches import brings_a_past, cache_positions, without_cache
@@ -68,7 +69,7 @@ class BlockSeat(TrialSeat):
         again = self.director.recompute(self, args, kwargs)
         if again and self.trusted is not False and not bound:
             out = self._recomputed(args, kwargs)
-        elif self.guarded and self.trusted and self._may_run_twice and not bound:
+        elif self.guarded and not bound and self._may_run_twice(args, kwargs):
             out = self._kept_if_it_fits(args, kwargs)
         else:
             out = self.plain(args, kwargs)
@@ -79,10 +80,14 @@ class BlockSeat(TrialSeat):
             after((args, kwargs), out)
         return out
 
-    @property
-    def _may_run_twice(self) -> bool:
-        """Whether nobody else takes part in its forward: other ranks, or hooks such as FSDP2's."""
-        return not self.speaks_to and not self.module._forward_pre_hooks
+    def _may_run_twice(self, args: Any, kwargs: Any) -> bool:
+        """Whether a forward that fails leaves nothing behind, and nobody else takes part in it.
+
+        Other ranks do, and hooks such as FSDP2's.
+        """
+        alone = not self.speaks_to and not self.module._forward_pre_hooks
+        clean = bool(self.trusted) and not self.traces
+        return alone and clean and are_plain(args, kwargs)
 
     def _kept_if_it_fits(self, args: Any, kwargs: Any) -> Any:
         guard = Guard(self.changing, args, kwargs)

@@ -173,6 +173,14 @@ class Frame:
         self.keeping = False
         self.rebuilt.clear()
 
+    def keep(self) -> None:
+        """Keep the activations of this run for good: no recompute, and nothing held for one.
+
+        For a frame made with `keeping=True`. Arguments that lead to the frame's own graph would
+        otherwise hold it, and it them, where no garbage collector sees that.
+        """
+        self.function, self.held, self.found = _as_it_is, Held((), {}, []), None
+
     def _packer(self) -> Callable[[torch.Tensor], int]:
         shapes, dtypes, devices = self.shapes, self.dtypes, self.devices
 

@@ -8,8 +8,6 @@ looks on, and afterwards all is as before it.
 
 from __future__ import annotations
 
-import pickle
-import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from mimose.dice import GENERATORS, Dice, Generator
 from mimose.trees import local
 
 Place = tuple[nn.Module, str]
@@ -39,61 +38,6 @@ _OWN = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
 _MOVE_PARAMETERS = frozenset({"torch", "deepspeed", "accelerate", "fairscale", "mimose"})
 """Packages whose hooks do more than look on: a recompute needs them."""
 _WRAPPERS = ("torch.distributed.", "torch.nn.parallel.", "deepspeed.", "fairscale.")
-
-
-_Generator = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
-_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-
-
-class Dice:
-    """The random generators that torch's own do not cover: Python's, NumPy's, a module's."""
-
-    __slots__ = ("_numpy", "_own", "_python")
-
-    def __init__(self, generators: Iterable[_Generator] = ()) -> None:
-        self._python = random.getstate()
-        self._numpy = np.random.get_state(legacy=False)
-        self._own = [(generator, _state_of(generator)) for generator in generators]
-
-    def moved(self) -> bool:
-        """Whether somebody has drawn from them since."""
-        return (
-            random.getstate() != self._python
-            or pickle.dumps(np.random.get_state(legacy=False)) != pickle.dumps(self._numpy)
-            or any(pickle.dumps(_state_of(g)) != pickle.dumps(state) for g, state in self._own)
-        )
-
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` with the same draws to come as then."""
-        present = Dice(generator for generator, _ in self._own)
-        self._set()
-        try:
-            return function(*args)
-        finally:
-            present._set()
-
-    def _set(self) -> None:
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        for generator, state in self._own:
-            _set_state(generator, state)
-
-
-def _state_of(generator: _Generator) -> Any:
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.get_state()
-
-
-def _set_state(generator: _Generator, state: Any) -> None:
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)
 
 
 class Exchanged:
@@ -142,7 +86,7 @@ class Traces(NamedTuple):
     onlookers: tuple[Hook, ...] = ()
     draws: bool = False
     """Whether it throws other dice than torch's."""
-    generators: tuple[_Generator, ...] = ()
+    generators: tuple[Generator, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.attributes or self.onlookers or self.draws)
@@ -199,7 +143,7 @@ class FirstLook:
         """Whether the run has changed a frozen parameter: a codebook, say."""
         return any(not torch.equal(local(p.detach()), value) for p, value in self._frozen)
 
-    def _generators(self) -> tuple[_Generator, ...]:
+    def _generators(self) -> tuple[Generator, ...]:
         """Those that the block's modules keep, by themselves or several together."""
         own = [value for _, before in self._before for value, _ in before.values()]
         for value in list(own):
@@ -207,7 +151,7 @@ class FirstLook:
                 own += value
             elif type(value) is dict:
                 own += value.values()
-        return tuple({id(g): g for g in own if isinstance(g, _GENERATORS)}.values())
+        return tuple({id(g): g for g in own if isinstance(g, GENERATORS)}.values())
 
     @contextmanager
     def listening(self) -> Iterator[None]:

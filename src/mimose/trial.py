@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from mimose.arguments import Given
 from mimose.blocks import Block
 from mimose.buffers import Place, Snapshot, all_places_in, norm_places
 from mimose.control import Listener
@@ -25,6 +26,9 @@ from mimose.traces import Exchanged, FirstLook, Imprint, Traces, parameter_place
 
 _MOST_ATTEMPTS = 3
 """How often a block is tried for which there is no memory."""
+
+
+_CHANGES = "it changes what it is given ({})"
 
 
 class Tried:
@@ -121,8 +125,14 @@ class TrialSeat(Seat):
 
     def checkpointed(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run this function of the block's so that the backward recomputes it."""
+        given = Given.of(args, kwargs)
+        if given is not None and given.problem is not None:
+            self._distrust(given.problem)
+            return function(*args, **kwargs)
         if self.trusted is None:
-            return self._first_time(function, args, kwargs)
+            return self._first_time(function, args, kwargs, given)
+        if given is not None:
+            return self._looked_at(function, args, kwargs, given)
         frame = self._frame(function, args, kwargs, found=self._found())
         if not self.quiet:
             return frame.forward(args, kwargs)
@@ -142,6 +152,19 @@ class TrialSeat(Seat):
             )
         return out
 
+    def _looked_at(self, function: Callable[..., Any], args: Any, kwargs: Any, given: Given) -> Any:
+        """Run a block that is given objects: its activations go when it has left these alone."""
+        found = _Found((self._found(), given))
+        frame = self._frame(function, given.args, given.kwargs, found=found, keeping=True)
+        out = frame.forward(args, kwargs)
+        changed = given.changed()
+        if changed is None:
+            frame.let_go()
+        else:
+            frame.keep()
+            self._distrust(_CHANGES.format(changed))
+        return out
+
     def _found(self) -> Found | None:
         """What a forward that begins now finds, if a recompute may find something else."""
         exchanged = Exchanged.among(self.parameters)
@@ -149,28 +172,37 @@ class TrialSeat(Seat):
             return Snapshot(self.changing) if self.changing else None
         return _Found((exchanged, Snapshot(self.changing), Imprint(self.traces)))
 
-    def _first_time(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _first_time(
+        self, function: Callable[..., Any], args: Any, kwargs: Any, given: Given | None
+    ) -> Any:
         """Run, recompute at once and compare: what cannot be recomputed is found out here."""
         self._refuse_foreign_hooks()
         buffers, look = Snapshot(all_places_in(self.module)), FirstLook(self.module)
         exchanged = Exchanged.among(parameter_places(self.module))
-        frame = self._frame(function, args, kwargs, keeping=True)
+        own_args, own_kwargs = (args, kwargs) if given is None else (given.args, given.kwargs)
+        frame = self._frame(function, own_args, own_kwargs, keeping=True)
         with look.listening():
             out = frame.forward(args, kwargs)
+        if given is not None and (changed := given.changed()) is not None:
+            frame.keep()
+            self._distrust(_CHANGES.format(changed))
+            return out
         buffers.add_born(self.module)
         traces, changed_a_parameter = look.traces(), look.changed_a_parameter
-        frame.found = _Found((exchanged, buffers, look.imprint(traces)))
+        frame.found = _Found((exchanged, buffers, look.imprint(traces), given))
         make = None if traces or changed_a_parameter else self._make(frame)
         if make is not None and make in self.tried.makes:
             frame.let_go()
             self._trust(buffers, traces)
         elif changed_a_parameter:  # a second run would change it again
+            frame.keep()
             self._distrust("it changes a frozen parameter")
         else:
             rehearsal = self._rehearsed(frame, out)
             if rehearsal is None:
                 self._could_not_try(buffers, traces)
             elif rehearsal.problem is not None:
+                frame.keep()
                 self._distrust(rehearsal.problem)
             else:
                 self._believe_trial(rehearsal, make)
