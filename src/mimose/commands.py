@@ -18,6 +18,7 @@ from mimose.budget import typed_budget
 from mimose.cli import PURPOSE
 from mimose.errors import ArgumentError, MimoseError
 from mimose.extras import pip_command
+from mimose.outputs import refuse_file, refuse_folder
 from mimose.playback import Recording, is_recording, read_recording
 
 app = typer.Typer(
@@ -133,20 +134,23 @@ def report(
         )
     from mimose.page.contents import contents_of
 
+    target = output or file.with_suffix(f".{format.value}")
+    if not (as_json or to_terminal):
+        refuse_file(target, "--output", like=f"run.{format.value}")
+        if format is Format.png:
+            _need_matplotlib(target)
     contents = contents_of(_with_steps(read_recording(file), file))
     if as_json:
         print(json.dumps(asdict(contents)))
         return
-    _write_report(contents, file, format, output)
+    _write_report(contents, file, format, target)
 
 
-def _write_report(contents: Any, file: Path, format: Format, output: Path | None) -> None:
+def _write_report(contents: Any, file: Path, format: Format, target: Path) -> None:
     from mimose.page.html import page_of
     from mimose.page.markdown import markdown_of
 
-    target = output or file.with_suffix(f".{format.value}")
     if format is Format.png:
-        _need_matplotlib(target)
         from mimose.page.picture import draw
 
         draw(contents, target)
@@ -172,12 +176,16 @@ def _report_on_benchmark(file: Path, format: Format, output: Path | None) -> Non
         if format is Format.html:
             from mimose.page.benchmark import benchmark_page
 
-            page = benchmark_page(file, f"mimose bench: {file.stem}")
-            _put(page, output or file.with_suffix(".html"))
+            target = output or file.with_suffix(".html")
+            if str(target) != "-":
+                refuse_file(target, "--output", like="bench.html")
+            _put(benchmark_page(file, f"mimose bench: {file.stem}"), target)
         else:
             from mimose.bench.report import write_report
 
-            _say(f"written: {write_report([file], output or file.with_suffix(''))}")
+            folder = output or file.with_suffix("")
+            refuse_folder(folder, "--output")
+            _say(f"written: {write_report([file], folder)}")
     except BenchError as error:
         raise ArgumentError(str(error)) from None
 
@@ -235,11 +243,13 @@ def plan(
     """Ask what other budgets or lengths would cost, without training."""
     from mimose.asking import Question
 
+    if plot is not None:
+        refuse_file(plot, "--plot", like="plan.png")
+        _need_matplotlib(plot)
     question = Question.about(file, planner, _in_bytes(floor) if floor else None)
     weights = question.weights(lengths, samples=samples)
     forecast = question.forecast(weights, [_in_bytes(text) for text in budget or []])
     if plot is not None:
-        _need_matplotlib(plot)
         from mimose.page.tradeoff import draw_tradeoff
 
         draw_tradeoff(question, weights, plot)
@@ -271,6 +281,7 @@ def demo(
     from mimose import demo as a_minute
     from mimose.terminal import LiveDemo
 
+    a_minute.refuse_page(output)
     console = Console(stderr=as_json)
     live = console.is_terminal and not as_json
     with LiveDemo(console) if live else a_minute.Quiet() as watcher:

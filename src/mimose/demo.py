@@ -24,7 +24,9 @@ from torch import nn
 
 from mimose.allocator import set_up_for_good
 from mimose.budget import text_of
+from mimose.errors import ArgumentError
 from mimose.memory import meter_for
+from mimose.outputs import refuse_file
 from mimose.session import Mimose, auto_checkpoint
 
 STEPS = 40
@@ -317,6 +319,14 @@ def row(name: str, result: Result, plain: Result, budget: int) -> str:
     )
 
 
+def refuse_page(path: Path) -> None:
+    """Refuse a page that could not be written beside its recording, before a minute of training."""
+    if path.suffix == ".jsonl":
+        raise ArgumentError(f"--output {path}: this is where the recording goes; the page is .html")
+    refuse_file(path, "--output", like="demo.html")
+    refuse_file(path.with_suffix(".jsonl"), "the recording", like="demo.jsonl")
+
+
 def write_page(path: Path) -> Path:
     """The page about the recording beside it."""
     from mimose.page.contents import contents_of
@@ -330,13 +340,18 @@ def write_page(path: Path) -> Path:
 
 def main() -> int:
     """Train four times, then compare."""
+    page = Path("mimose-demo.html")
+    try:
+        refuse_page(page)
+    except ArgumentError as error:
+        print(f"python -m mimose.demo: {error}", file=sys.stderr)
+        return 2
     device = the_device()
     shape = LARGE if device.type == "cuda" else SMALL
     print(
         f"An encoder of {shape.layers} blocks, {shape.batch} texts a batch, padded to 24–"
         f"{shape.longest} tokens, on {device}: {STEPS + 1} steps each.\n"
     )
-    page = Path("mimose-demo.html")
     try:
         tell(compare(Quiet(), page.with_suffix(".jsonl")))
     except KeyboardInterrupt:

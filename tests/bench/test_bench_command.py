@@ -191,6 +191,29 @@ def test_a_file_of_another_version_is_refused(
     assert message in result.output
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--out", "nowhere/x.jsonl"), "--out nowhere/x.jsonl: there is no folder nowhere"),
+        (("--out", "folder"), "--out folder is a folder: name a file"),
+        (("--out", "results"), "--out results: the folder of tables gets this name"),
+        (("--out", "x.jsonl", "-o", "file"), "--output file is a file: name a folder"),
+        (("--out", "x.jsonl", "-o", "a/b"), "--output a/b: there is no folder a"),
+        (("--report", "file", "-o", "folder", "--into", "no.md"), "--into no.md cannot be read"),
+    ],
+)
+def test_what_could_not_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    result = bench(*PAIR, *words)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "file"}
+
+
 def test_a_report_on_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text("hello\n")

@@ -256,6 +256,43 @@ def test_the_demo_compares_four_ways_and_leaves_a_page(
     assert page.read_text().startswith("<!doctype")
 
 
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("nowhere/demo.html", "mkdir -p nowhere"),
+        ("folder", "--output folder is a folder: name a file, like folder/demo.html"),
+        ("taken.html", "the recording taken.jsonl is a folder"),
+        ("run.jsonl", "this is where the recording goes"),
+    ],
+)
+def test_a_page_that_could_not_be_written_is_refused_before_training(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    output: str,
+    message: str,
+) -> None:
+    def compare(*_: object) -> None:
+        raise AssertionError("it has begun to train")
+
+    monkeypatch.setattr(demo, "compare", compare)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "taken.jsonl").mkdir()
+    assert message in refused(capsys, "demo", "-o", output)
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "taken.jsonl"}
+
+
+def test_output_that_could_not_be_written_is_refused_by_its_option(
+    capsys: pytest.CaptureFixture[str], recording_file: Path, tmp_path: Path
+) -> None:
+    page, plot = tmp_path / "nowhere" / "run.html", tmp_path / "nowhere" / "plan.png"
+    assert f"--output {page}: there is no" in refused(capsys, "report", recording_file, "-o", page)
+    assert "name a file, like" in refused(capsys, "report", recording_file, "-o", tmp_path)
+    assert f"--plot {plot}: there is no" in refused(capsys, "plan", recording_file, "--plot", plot)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.usefixtures("quick")
 def test_the_demo_speaks_to_machines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     status, out, _ = said(capsys, "demo", "--json", "-o", tmp_path / "demo.html")

@@ -17,6 +17,8 @@ from mimose.bench.records import Code, ResultsFile
 from mimose.bench.report import write_report
 from mimose.bench.schedule import Program, Schedule
 from mimose.bench.workloads import TASKS, task_named
+from mimose.errors import ArgumentError
+from mimose.outputs import refuse_file, refuse_folder
 
 need("typer")
 import typer  # noqa: E402 (after `need`, which says what to install)
@@ -90,9 +92,12 @@ def bench(
     budgets, contestants and rounds may be added to a file.
     """
     try:
+        folder = output or (report[0] if report else out).with_suffix("")
         if report:
-            _say(f"written: {write_report(report, output or report[0].with_suffix(''), into)}")
+            refuse_folder(folder, "--output")
+            _say(f"written: {write_report(report, folder, into)}")
             return
+        _refuse_places(out, folder)
         preset = presets.chosen(quick=quick, full=full)
         asked = Asked(
             total=tuple(_split(budget)),
@@ -126,10 +131,18 @@ def bench(
             code=Code.of(around),
         )
         _measure(program, {**around, "conditions": program.conditions.to_plain()}, out, time_limit)
-        _say(f"written: {write_report([out], output or out.with_suffix(''))}")
-    except BenchError as error:
+        _say(f"written: {write_report([out], folder)}")
+    except (ArgumentError, BenchError) as error:
         _say(f"mimose bench: {error}")
         raise typer.Exit(2) from None
+
+
+def _refuse_places(out: Path, folder: Path) -> None:
+    """Refuse, before anything is measured, what could not be written afterwards."""
+    refuse_file(out, "--out", like="bench.jsonl")
+    if folder == out:
+        raise BenchError(f"--out {out}: the folder of tables gets this name; write {out}.jsonl")
+    refuse_folder(folder, "--output")
 
 
 def _measure(program: Program, header: dict[str, Any], out: Path, time_limit: float | None) -> None:

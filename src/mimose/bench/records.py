@@ -94,7 +94,6 @@ class ResultsFile:
         """A new file, or an old one to be continued if it was made the same way."""
         header = json.loads(json.dumps({"kind": "header", "format": FORMAT, **header}))
         if not path.exists() or path.stat().st_size == 0:
-            path.parent.mkdir(parents=True, exist_ok=True)
             _append(path, header)
             return cls(Results(path, header))
         results = read(path)

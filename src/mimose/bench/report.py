@@ -17,6 +17,8 @@ BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 def write_report(files: Sequence[Path], folder: Path, into: Path | None = None) -> Path:
     """Write the report on these files into a folder, and between the marks of `into`."""
+    if into is not None:
+        _marked(into)  # before anything is written
     sheets = [Sheet(read(path)) for path in files]
     folder.mkdir(parents=True, exist_ok=True)
     drawn = [
@@ -40,10 +42,18 @@ def _figures(drawn: Sequence[tuple[str, list[tuple[str, str]]]], where: str) -> 
             yield f"![{caption}]({where}{stem}/{name})\n\n{stem}: {caption}."
 
 
-def _fill(path: Path, text: str) -> None:
-    old = path.read_text("utf-8")
-    if BEGIN not in old or END not in old:
+def _marked(path: Path) -> str:
+    """The text of a page that has a place for results."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise BenchError(f"--into {path} cannot be read: {error.strerror}") from None
+    if BEGIN not in text or END not in text:
         raise BenchError(f"{path} has no lines {BEGIN} and {END} to write between")
-    before, _, rest = old.partition(BEGIN)
+    return text
+
+
+def _fill(path: Path, text: str) -> None:
+    before, _, rest = _marked(path).partition(BEGIN)
     after = rest.partition(END)[2]
     path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", "utf-8")
