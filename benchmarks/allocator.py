@@ -183,7 +183,13 @@ def whisper() -> nn.Module:
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
     return WhisperForConditionalGeneration(
-        WhisperConfig(d_model=512, encoder_layers=6, decoder_layers=6, vocab_size=51865)
+        WhisperConfig(
+            d_model=512,
+            encoder_layers=6,
+            decoder_layers=6,
+            encoder_attention_heads=8,
+            decoder_attention_heads=8,
+        )
     )
 
 
@@ -219,7 +225,7 @@ def paper_case(name: str) -> Case:
 
 
 CASES: dict[str, Case] = {
-    "Swin": Case(swin, lambda d, v: images(d, v, rows=32, low=160, high=384, grain=8)),
+    "Swin": Case(swin, lambda d, v: images(d, v, rows=32, low=224, high=448, grain=8)),
     "wav2vec2": Case(wav2vec2, wav2vec2_batch),
     "Qwen2-bf16": Case(qwen2, lambda d, v: text(d, v, rows=8, low=64, high=1536), torch.bfloat16),
     "ViT-autocast": Case(vit, vit_batch, autocast=True),
