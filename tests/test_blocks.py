@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -355,3 +356,42 @@ def test_two_layers_of_a_t5_are_blocks_although_only_the_first_has_a_bias() -> N
 def test_a_predicate_that_takes_no_name_is_refused_with_the_spelling() -> None:
     with pytest.raises(BlocksError, match="write blocks=lambda name, module"):
         find_blocks(models.Encoder(), blocks=lambda module: True)  # type: ignore[arg-type, misc]
+
+
+class DoubleConv(nn.Module):
+    """Two convolutions."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(channels, channels, 1), nn.Conv2d(channels, channels, 1))
+
+
+def pair_of_convolutions(channels: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(channels, channels, 1), nn.BatchNorm2d(channels))
+
+
+@pytest.mark.parametrize("make", [DoubleConv, pair_of_convolutions])
+def test_modules_outside_of_lists_that_repeat_what_is_in_them_are_blocks(
+    make: Callable[[int], nn.Module],
+) -> None:
+    class UNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = make(2)
+            self.down = nn.ModuleList(make(2) for _ in range(2))
+            self.middle = make(2)
+            self.up = nn.ModuleList(make(2) for _ in range(2))
+            self.head = nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU())
+
+    assert names(UNet()) == ["first", "down.0", "down.1", "middle", "up.0", "up.1"]
+
+
+def test_a_module_around_blocks_of_its_own_class_is_none() -> None:
+    class Nest(nn.Module):
+        def __init__(self, depth: int) -> None:
+            super().__init__()
+            self.linear = nn.Sequential(nn.Linear(2, 2))
+            if depth:
+                self.inner = nn.ModuleList(Nest(depth - 1) for _ in range(2))
+
+    assert names(nn.ModuleDict({"outer": Nest(1)})) == ["outer.inner.0", "outer.inner.1"]

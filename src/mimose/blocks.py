@@ -2,7 +2,8 @@
 
 No model is known by name. Blocks are the children of the model's lists (`ModuleList`, `Sequential`)
 of repeated parts, at any depth: encoder layers, bottlenecks in their stages, two stacks of an
-encoder–decoder. They come in the order of registration, which is the order of execution in almost
+encoder–decoder; and modules of the same kind outside of these lists, like the first and the middle
+part of a UNet. They come in the order of registration, which is the order of execution in almost
 every model; whoever runs them sees the true order.
 """
 
@@ -78,8 +79,31 @@ def _by_structure(model: nn.Module) -> list[Block]:
             if is_stack is _has_different_layers and len(_sequentials(model)) > 1:
                 return _sequentials(model)  # single layers save next to nothing
             kinds = {type(block.module) for block in found}
-            return _without_repeats(_blocks_below("", model, _or_holds_any(is_stack, kinds)))
+            found = _without_repeats(_blocks_below("", model, _or_holds_any(is_stack, kinds)))
+            single = is_stack is _has_different_layers
+            return found if single else _with_others_of_their_kind(model, found)
     return []
+
+
+def _with_others_of_their_kind(model: nn.Module, found: list[Block]) -> list[Block]:
+    """Also the modules outside of lists that repeat what is in them: a UNet's first and middle."""
+    counts = Counter(_kind(block.module) for block in found)
+    kinds = {kind for kind, count in counts.items() if count > 1}
+    names = {id(block.module): block.name for block in found}
+    inside = {id(module) for block in found for module in block.module.modules()}
+    for name, module in model.named_modules():
+        if id(module) not in inside and _kind(module) in kinds:
+            parts = [part for part in module.modules() if part is not module]
+            if not any(id(part) in names or _kind(part) in kinds for part in parts):
+                names[id(module)] = name
+    return [Block(names[id(m)], m) for m in model.modules() if id(m) in names]
+
+
+def _kind(module: nn.Module) -> tuple[type, ...]:
+    """The class; of a Sequential also those of its children, which are what tells it apart."""
+    if isinstance(module, nn.Sequential):
+        return (type(module), *map(type, module.children()))
+    return (type(module),)
 
 
 def _sequentials(model: nn.Module) -> list[Block]:
