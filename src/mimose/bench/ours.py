@@ -130,7 +130,7 @@ class Ours(_Mimose):
 
 @final
 class Paper(_Mimose):
-    """The paper's system: the greedy scheduler with the shuttling collector.
+    """The paper's scheduler, in one reading of it, with its shuttling collector.
 
     In mimose's session, so with its recompute, its reserve and its corrections in the middle of a
     step: it is not the authors' code.

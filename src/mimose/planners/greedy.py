@@ -11,17 +11,22 @@ from mimose.timeline import Profile, RunCost
 
 @final
 class Greedy(Planner):
-    """The Mimose paper's Algorithm 1, to the letter.
+    """The Mimose paper's Algorithm 1, in one reading of it.
 
     The excess is the bytes of all activations together over what is available. Layers are sorted by
     their bytes into buckets whose members differ by at most 10 %. While there is an excess, take
     the layer nearest to it: from the bucket with the smallest bytes that still cover the excess, or
     from the largest bucket if none does; in a bucket, the layer that runs first.
 
-    Where the paper's text and its pseudo-code disagree on "nearest", the pseudo-code is followed
-    (the smallest that covers the excess, not the smallest distance): one layer then suffices where
-    one can. It knows nothing of spikes, of the order in which memory is used or of what a recompute
-    itself needs, so its plans may exceed the budget: that is part of what it is here to show.
+    The paper's text and its pseudo-code disagree, and this is neither to the letter. The text asks
+    for the smallest distance to the excess. The pseudo-code, read literally, takes the top of
+    buckets in descending order (the largest that covers the excess), judges a bucket by its largest
+    member, and wants more than the excess. Here the smallest bucket that covers it is taken, judged
+    by the member that would be taken, and just the excess is enough: one layer suffices where one
+    can, and no larger one than needed.
+
+    It knows nothing of spikes, of the order in which memory is used or of what a recompute itself
+    needs, so its plans may exceed the budget: that is part of what it is here to show.
     """
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
