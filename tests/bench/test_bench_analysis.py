@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from bench_parts import surveyed
 
 from mimose.bench.analysis import Sheet, Spread, time_ratio
 from mimose.bench.estimators import compare
-from mimose.bench.goals import fullest, goals
+from mimose.bench.goals import fullest, goals, left_out_of_static
 from mimose.bench.harness import Run, Steps
 from mimose.bench.records import Record, Results
+from mimose.bench.tables import ratios
 
 BUDGET = 10**9
 SPENT: dict[str, Any] = {
@@ -108,6 +110,34 @@ def test_goals_say_what_is_reached_what_is_missed_and_what_was_not_measured() ->
     assert verdicts["mean time / static's"] == "not measured"
     slower = sheet_of({("mimose", 0): made([19.0]), ("torch-all", 0): made([20.0])})
     assert goals([slower])[0][1:] == ["at most 0.65", "0.950", "missed"]
+
+
+def test_without_tasks_whose_longest_batch_was_not_drawn_static_is_judged_again() -> None:
+    sheet = sheet_of({("mimose", 0): made([16.0]), ("static", 0): made([20.0])})
+    known = sheet.results.surveys["QA-Bert"]
+    longer = replace(known.largest, dims=tuple(2 * dim for dim in known.largest.dims))
+    sheet.results.surveys["QA-Bert"] = replace(known, longest=known.largest)
+    sheet.results.surveys["TC-Bert"] = replace(known, task="TC-Bert", longest=longer)
+    sheet.results.limits["TC-Bert"] = sheet.results.limits["QA-Bert"]
+    for contestant, seconds in (("mimose", 10.0), ("static", 20.0)):
+        record = Record(
+            task="TC-Bert", budget_bytes=BUDGET, contestant=contestant, round=0, run=made([seconds])
+        )
+        sheet.results.records[record.key] = record
+    assert left_out_of_static(sheet) == ["TC-Bert"]
+    rows = {row[0].split(": ")[1]: row[1:] for row in goals([sheet])}
+    assert rows["mean time / static's"] == ["at most 0.83", "0.650", "reached"]
+    assert rows["the same without TC-Bert"] == ["at most 0.83", "0.800", "reached"]
+    assert "| **without TC-Bert, mean** |  | **0.800** |" in ratios(sheet)
+
+
+def test_plans_are_compared_in_steps_that_both_had_planned() -> None:
+    ours = made([9, 9, 9, 9], recomputed=(4, 3, 2, None))
+    theirs = made([9, 9, 9, 9], recomputed=(0, 1, 2, 3))
+    sheet = sheet_of({("mimose", 0): ours, ("paper", 0): theirs})
+    # The first step is observed, the last one ran out of memory.
+    assert sheet.recomputed_by_both("QA-Bert", BUDGET, "mimose", "paper") == (2.5, 1.5)
+    assert sheet.recomputed_by_both("QA-Bert", BUDGET, "mimose", "oracle") is None
 
 
 def test_goals_are_judged_where_most_of_the_papers_cells_were_run() -> None:

@@ -140,6 +140,25 @@ class Sheet:
         pairs = [(mine[k], its[k]) for k in sorted(mine.keys() & its.keys())]
         return Spread.of([r for r in (time_ratio(a, b) for a, b in pairs) if r is not None])
 
+    def without_longer_data(self, tasks: Iterable[str]) -> list[str]:
+        """Those whose data has no longer batch than was drawn: `static` planned for a drawn one."""
+        surveys = self.results.surveys
+        return [task for task in tasks if surveys[task].longest == surveys[task].largest]
+
+    def recomputed_by_both(
+        self, task: str, budget: int, one: str, other: str
+    ) -> tuple[float, float] | None:
+        """Blocks that each recomputed in a step, the mean over steps that both had planned."""
+        mine, its = self.runs(task, budget, one), self.runs(task, budget, other)
+        pairs = [
+            pair
+            for k in mine.keys() & its.keys()
+            for pair in _planned_by_both(mine[k].steps, its[k].steps)
+        ]
+        if not pairs:
+            return None
+        return statistics.fmean(a for a, _ in pairs), statistics.fmean(b for _, b in pairs)
+
     def out_of_memory(self, task: str, budget: int | None, contestant: str) -> int:
         """Steps that ran out of memory, in the worst round."""
         runs = self.runs(task, budget, contestant).values()
@@ -197,6 +216,14 @@ def time_ratio(one: Run, other: Run) -> float | None:
     both = [not a and not b for a, b in failed]
     mine, its = _total(one.steps.milliseconds, both), _total(other.steps.milliseconds, both)
     return mine / its if its else None
+
+
+def _planned_by_both(one: Steps, other: Steps) -> Iterator[tuple[int, int]]:
+    """What each recomputed, step by step, where neither observed or ran out of memory."""
+    rows = zip(one.recomputed, other.recomputed, one.observed, other.observed, strict=True)
+    for mine, its, seen, also_seen in rows:
+        if mine is not None and its is not None and not (seen or also_seen):
+            yield mine, its
 
 
 def mean(values: Iterable[float]) -> float | None:
