@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,22 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+INTRODUCTION = """\
+# Results
+
+Made by `benchmarks/tables.py` from the JSON files beside this page. Figures hold for the commits
+that are named; `git diff COMMIT -- src/mimose` shows what has changed since. In files without
+`source_tree` the commit was typed in by hand and not checked.
+"""
+
+
 def where(result: dict[str, Any]) -> str:
+    dirty = " (dirty)" if result.get("tree_state") == "dirty" else ""
     shared = ", beside other runs on the same device" if result.get("shared_device") else ""
     return (
         f"{result['machine']}, torch {result['torch']}, transformers {result['transformers']}, "
-        f"Python {result['python']}, commit {result['commit']}, {result['date']}{shared}"
+        f"Python {result['python']}, commit {result['commit'][:7]}{dirty}, "
+        f"{result['date']}{shared}"
     )
 
 
@@ -60,6 +71,7 @@ def planner_quality(result: dict[str, Any]) -> Iterator[str]:
     for task, runs in result["tasks"].items():
         for run in runs["runs"].values():
             s = run["summary"]
+            under, over = prediction_errors(run)
             rows.append(
                 [
                     task,
@@ -71,8 +83,8 @@ def planner_quality(result: dict[str, Any]) -> Iterator[str]:
                     f"{s['could_keep_more']:.1%}",
                     f"{s['recompute_over_oracle']:.3f}",
                     _reserve(s),
-                    f"{s['worst_under']:.3%}",
-                    f"{s['mean_over']:.2%}",
+                    f"{under:.3%}",
+                    f"{over:.2%}",
                     span(s["cached_plan_us"], digits=0) if s["cached_plan_us"] else "–",
                     span(s["new_plan_us"], digits=0) if s["new_plan_us"] else "–",
                 ]
@@ -95,6 +107,13 @@ def planner_quality(result: dict[str, Any]) -> Iterator[str]:
         "new plan in a step, µs",
     ]
     yield table(header, rows) + "\n"
+
+
+def prediction_errors(run: dict[str, Any]) -> tuple[float, float]:
+    """Of all planned steps: the worst under-prediction of a peak, the mean over-prediction."""
+    planned = [row for row in run["rows"] if row["planned"]]
+    errors = [(row["predicted"] - row["peak"]) / row["peak"] for row in planned]
+    return max(0.0, -min(errors)), sum(max(e, 0.0) for e in errors) / len(errors)
 
 
 def _reserve(summary: dict[str, Any]) -> str:
@@ -236,7 +255,41 @@ def first_steps(result: dict[str, Any]) -> Iterator[str]:
     yield table(["task", "budget, GiB", "runs", "steps", "out of memory", "reserve"], rows) + "\n"
 
 
+def allocator(result: dict[str, Any]) -> Iterator[str]:
+    yield "## Does the budget hold with an untouched environment?\n"
+    yield (
+        f"{where(result)}. {result['steps']} steps each, a process each, `enforce=True`, no "
+        "`handle.retry`. `auto`: mimose sets the allocator up; `leave`: PyTorch's own settings.\n"
+    )
+    rows = []
+    for way in ("auto", "leave"):
+        for name, case in result[way].items():
+            if "failed" in case:
+                rows.append([name, way, "did not run", *["–"] * 6])
+                continue
+            unused = [
+                lost["unused_share"] for lost in case["out_of_memory"] if "unused_share" in lost
+            ]
+            rows.append(
+                [
+                    name,
+                    way,
+                    f"{case['budget'] / 2**30:.2f}",
+                    f"{case['plain_exceeds']:.0%}",
+                    str(len(case["out_of_memory"])),
+                    f"{case['held_over_budget']:.4f}",
+                    str(case["observed_steps"]),
+                    f"{case['reserve_share']:.1%} ({case['most_reserve_share']:.1%})",
+                    f"{min(unused):.1%}–{max(unused):.1%}" if unused else "–",
+                ]
+            )
+    header = ["model", "allocator", "budget, GiB", "plain exceeds it on", "out of memory"]
+    header += ["most held / budget", "steps observed", "reserve at the end (most)"]
+    yield table([*header, "held and unused when it ran out"], rows) + "\n"
+
+
 WRITERS = {
+    "allocator": allocator,
     "first_steps": first_steps,
     "fragmentation": fragmentation,
     "promise": promise,
@@ -248,11 +301,15 @@ WRITERS = {
 }
 
 
+def page(paths: Iterable[Path]) -> str:
+    """The whole page."""
+    results = [json.loads(path.read_text()) for path in sorted(paths)]
+    written = (part for result in results for part in WRITERS[result["benchmark"]](result))
+    return "\n".join([INTRODUCTION, *written])
+
+
 def main() -> None:
-    print("# Results\n\nMade by `benchmarks/tables.py` from the JSON files beside this page.\n")
-    for name in sorted(sys.argv[1:]):
-        result = json.loads(Path(name).read_text())
-        print("\n".join(WRITERS[result["benchmark"]](result)))
+    print(page(map(Path, sys.argv[1:])))
 
 
 if __name__ == "__main__":
