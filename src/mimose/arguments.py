@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from mimose.buffers import is_norm
+from mimose.caches import copy_of_cache, is_cache
 from mimose.dice import GENERATORS, same_state, state_of
 
 _MOST_OBJECTS = 1000
@@ -53,7 +54,8 @@ _CALLABLES = (
 
 
 def are_plain(args: Any, kwargs: Any) -> bool:
-    """Whether arguments are tensors and plain values alone, in tuples, lists and dicts."""
+    """Whether arguments are tensors and plain values alone, in tuples, lists and dicts; or caches,
+    of which a recompute has its own copies anyway."""
     return _all_plain(args) and (not kwargs or _all_plain(kwargs.values()))
 
 
@@ -68,7 +70,7 @@ def _all_plain(values: Iterable[Any]) -> bool:
         elif kind is dict:
             if not _all_plain(value.values()):
                 return False
-        elif not isinstance(value, torch.Tensor):
+        elif not isinstance(value, torch.Tensor) and not is_cache(kind):
             return False
     return True
 
@@ -127,9 +129,11 @@ class Given:
         return function(*args)
 
     def _argument(self, value: Any) -> Any:
-        """A copy of an argument. What is put into plain containers and records is of no account:
-        each recompute has its own copies of these."""
+        """A copy of an argument. What is put into plain containers, records and caches is of no
+        account: each recompute has its own copies of these."""
         kind = type(value)
+        if is_cache(kind):
+            return copy_of_cache(value)
         if kind is tuple or kind is list:
             return kind([self._argument(item) for item in value])
         if kind is dict:

@@ -12,7 +12,7 @@ from torch import nn
 from mimose.arguments import are_plain
 from mimose.blocks import Block
 from mimose.bypass import refuse_in_compiled_code
-from mimose.caches import brings_a_past, cache_positions, without_cache
+from mimose.caches import CacheUse, may_take_cache
 from mimose.control import watch_backward
 from mimose.rescue import Guard
 from mimose.seat import under_transform
@@ -33,7 +33,7 @@ class Director(Protocol):
 class BlockSeat(TrialSeat):
     """Sits on one block and runs it as the director says."""
 
-    __slots__ = ("after", "cache_positions", "director", "guarded", "index")
+    __slots__ = ("after", "caches", "director", "guarded", "index", "stack")
 
     def __init__(
         self,
@@ -41,14 +41,17 @@ class BlockSeat(TrialSeat):
         index: int,
         director: Director,
         tried: Tried | None = None,
+        caches: CacheUse | None = None,
     ) -> None:
         super().__init__(block, index, Tried() if tried is None else tried)
         self.index = index
+        self.stack = block.name.rpartition(".")[0]
+        """The name of the list that the block is in."""
         self.director = director
         self.after: Callable[[Any, Any], None] | None = None
         """Called once, with the inputs and the output of the coming run."""
-        self.cache_positions = cache_positions(block.module)
-        """Where a cache may stand among the arguments; None if no cache is expected."""
+        self.caches = caches if may_take_cache(block.module) else None
+        """What is known of the model's caches; None if the block is given none."""
         self.guarded = False
         """Whether the coming run, if it is kept, is near the limit; the director sets it."""
 
@@ -62,12 +65,10 @@ class BlockSeat(TrialSeat):
         if under_transform():
             return self.plain(args, kwargs)
         bound = False
-        if self.cache_positions is not None:
-            bound = brings_a_past(self.cache_positions, args, kwargs)
-            if not bound:
-                args, kwargs = without_cache(self.module, self.cache_positions, args, kwargs)
+        if self.caches is not None:
+            args, kwargs, bound = self.caches.given(self.index, self.stack, args, kwargs)
         again = self.director.recompute(self, args, kwargs)
-        if again and self.trusted is not False and not bound:
+        if again and self.trusted is not False:
             out = self._recomputed(args, kwargs)
         elif self.guarded and not bound and self._may_run_twice(args, kwargs):
             out = self._kept_if_it_fits(args, kwargs)
@@ -131,8 +132,9 @@ class Attachment:
 
     def __init__(self, model: nn.Module, blocks: list[Block], director: Director) -> None:
         self.takeover = Takeover(model, blocks)
-        tried = Tried()
-        self.seats = [BlockSeat(block, i, director, tried) for i, block in enumerate(blocks)]
+        self.caches = CacheUse()
+        shared = (Tried(), self.caches)
+        self.seats = [BlockSeat(block, i, director, *shared) for i, block in enumerate(blocks)]
         self._looks = 0
         # Whoever still holds a handle of a model that is gone holds none of its tensors.
         self._at_the_end = weakref.finalize(model, _let_go, list(map(weakref.ref, self.seats)))

@@ -1,65 +1,171 @@
-"""Key-value caches among a block's arguments: a recompute would write to them a second time."""
+"""Key-value caches among a block's arguments: objects that a block reads and writes.
+
+A recompute must not write to a cache a second time, so it is given a copy of the cache as its
+forward found it. In training nobody reads a cache afterwards, as a rule; filled, it would hold the
+keys and values of recomputed blocks until the outputs are gone. Then each block is given a copy of
+its own, which is gone after its run: all operators run as in plain training, and the cache stays
+empty. Where caches are read, they are filled as in plain training.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
-_CACHES = ("past_key_values", "layer_past")
+from mimose.errors import warn
+
+_NAMES = frozenset(
+    {"past_key_values", "past_key_value", "layer_past", "past", "cache", "cache_params"}
+)
 
 
-def cache_positions(module: nn.Module) -> tuple[int, ...] | None:
-    """Where the module's forward takes a cache, if its class brings its own checkpointing call.
-
-    transformers' layers do: they drop what a recompute would write to a second time.
-    """
-    classes = type(module).__mro__
-    if not any("gradient_checkpointing" in vars(c) and "__call__" in vars(c) for c in classes):
-        return None
-    names = list(inspect.signature(module.forward).parameters)
-    return tuple(i for i, name in enumerate(names) if name in _CACHES)
-
-
-def brings_a_past(positions: tuple[int, ...], args: Any, kwargs: Any) -> bool:
-    """Whether a cache with something in it is given, a tuned prefix say: the block writes to it."""
-    given = [args[i] for i in positions if i < len(args)]
-    given += [kwargs[name] for name in _CACHES if name in kwargs]
-    lengths = [getattr(cache, "get_seq_length", int) for cache in given if cache is not None]
-    return any(length() > 0 for length in lengths)
-
-
-def without_cache(
-    module: nn.Module, positions: tuple[int, ...], args: Any, kwargs: Any
-) -> tuple[Any, dict[str, Any]]:
-    """The arguments, less a cache that a recompute would write to a second time."""
-    for i in positions:
-        if i < len(args) and args[i] is not None:
-            args = (*args[:i], None, *args[i + 1 :])
-    for name in ("use_cache", *_CACHES):
-        if kwargs.get(name) not in (None, False):
-            return _asked_of_seam(module, args, kwargs)
-    return args, kwargs
-
-
-def _asked_of_seam(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
-    """The arguments as the module's own checkpointing would pass them on.
-
-    It is told to checkpoint by a function that hands them back instead of running anything.
-    """
-    place = module.__dict__
-    names = ("gradient_checkpointing", "_gradient_checkpointing_func")
-    former = {name: place[name] for name in names if name in place}
-    place.update(gradient_checkpointing=True, _gradient_checkpointing_func=_hand_back)
+def may_take_cache(module: nn.Module) -> bool:
+    """Whether a cache may be among the arguments of the module's forward."""
     try:
-        handed: tuple[Any, dict[str, Any]] = type(module).__call__(module, *args, **kwargs)
-        return handed
-    finally:
-        for name in names:
-            place.pop(name, None)
-        place.update(former)
+        parameters = inspect.signature(module.forward).parameters
+    except (TypeError, ValueError):  # one that shows no signature
+        return True
+    anything = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(name in _NAMES or p.kind in anything for name, p in parameters.items())
 
 
-def _hand_back(call: Any, *args: Any) -> tuple[Any, dict[str, Any]]:
-    return args, call.keywords
+def _tells_length_and_grows(kind: Any) -> bool:
+    methods = ("get_seq_length", "update")
+    return all(callable(getattr(kind, name, None)) for name in methods)
+
+
+def _holds_part(kind: Any) -> bool:
+    return _tells_length_and_grows(kind) or callable(getattr(kind, "reset", None))
+
+
+is_cache: Callable[[Any], bool] = functools.lru_cache(maxsize=256)(_tells_length_and_grows)
+"""Whether objects of this class are caches."""
+_is_part: Callable[[Any], bool] = functools.lru_cache(maxsize=256)(_holds_part)
+"""Whether objects of this class, in a cache, hold a part of what is in it: one layer's."""
+
+
+def copy_of_cache(cache: Any) -> Any:
+    """A cache with the same tensors in containers of its own."""
+    kind = type(cache)
+    if kind is list or kind is tuple:
+        return kind([copy_of_cache(item) for item in cache])
+    if kind is dict:
+        return {key: copy_of_cache(item) for key, item in cache.items()}
+    if kind in _LEAVES or not _is_part(kind) or not hasattr(cache, "__dict__"):
+        return cache
+    made: Any = object.__new__(kind)
+    made.__dict__.update({name: copy_of_cache(value) for name, value in vars(cache).items()})
+    return made
+
+
+_LEAVES = frozenset({torch.Tensor, int, bool, float, str, type(None), torch.dtype, torch.device})
+
+
+def tensors_in_cache(cache: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a cache, depth first; not those without elements."""
+    kind = type(cache)
+    if isinstance(cache, torch.Tensor):
+        if cache.numel():
+            yield cache
+    elif kind is list or kind is tuple:
+        for item in cache:
+            yield from tensors_in_cache(item)
+    elif kind is dict:
+        for item in cache.values():
+            yield from tensors_in_cache(item)
+    elif kind not in _LEAVES and _is_part(kind):
+        for value in getattr(cache, "__dict__", {}).values():
+            yield from tensors_in_cache(value)
+
+
+class _Met(NamedTuple):
+    """A cache that blocks were given."""
+
+    cache: weakref.ref[Any]
+    stack: str
+    """The list of the first block that was given it."""
+    blocks: set[int]
+    filled: bool
+
+
+class Given(NamedTuple):
+    """A call's arguments as the block gets them."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    bound: bool
+    """Whether a cache among them is the model's own, which a second run would write to again."""
+
+
+class CacheUse:
+    """Whether the caches that one model gives its blocks are read, and so have to be filled.
+
+    They are filled in the first forward. If none is given to a second list of blocks there, nor to
+    one block twice, nobody is taken to read them, and they stay empty from then on.
+    """
+
+    def __init__(self) -> None:
+        self._read = False
+        self._in_first_forward = True
+        self._asked_for = False
+        self._first_block: int | None = None
+        self._met: dict[int, _Met] = {}
+
+    def forward_begins(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """The model's own forward is called; one that is given a cache, or asked for one, fills
+        it."""
+        asked = kwargs.get("use_cache") is True
+        self._asked_for = asked or any(is_cache(type(v)) for v in (*args, *kwargs.values()))
+
+    def given(self, index: int, stack: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        """What this block, of this list, is given in place of these arguments."""
+        caches = [value for value in (*args, *kwargs.values()) if is_cache(type(value))]
+        if not caches:
+            return Given(args, kwargs, bound=False)
+        for cache in caches:
+            self._meet(cache, index, stack)
+        if self._fills:
+            return Given(args, kwargs, bound=True)
+        bound = any(next(tensors_in_cache(cache), None) is not None for cache in caches)
+        args = tuple([_emptied(value) for value in args])
+        return Given(args, {name: _emptied(value) for name, value in kwargs.items()}, bound)
+
+    @property
+    def _fills(self) -> bool:
+        return self._read or self._in_first_forward or self._asked_for
+
+    def _meet(self, cache: Any, index: int, stack: str) -> None:
+        met = self._met.get(id(cache))
+        if met is None or met.cache() is not cache:
+            if self._first_block is None:
+                self._first_block = index
+            elif index == self._first_block:
+                self._in_first_forward = False
+            self._met = {key: met for key, met in self._met.items() if met.cache() is not None}
+            self._met[id(cache)] = _Met(weakref.ref(cache), stack, {index}, self._fills)
+            return
+        if not self._read and (index in met.blocks or stack != met.stack):
+            self._read = True
+            if not met.filled:
+                warn(_UNFILLED)
+        met.blocks.add(index)
+
+
+_UNFILLED = (
+    "a key-value cache is read by a second block, which no cache was before: it had been left "
+    "empty, so that this forward's result is another than in plain training. Caches are filled "
+    "from now on; call the model with use_cache=True to have them filled at once"
+)
+
+
+def _emptied(value: Any) -> Any:
+    """In place of an empty cache a copy, which is gone after the block's run."""
+    if not is_cache(type(value)) or next(tensors_in_cache(value), None) is not None:
+        return value
+    return copy_of_cache(value)

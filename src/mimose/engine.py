@@ -150,6 +150,7 @@ class Engine:
         self._forward_failed = False
         assert self._attachment is not None
         self._attachment.take_seats()
+        self._attachment.caches.forward_begins(args, kwargs)
         if self._setting is None or self._attachment.takeover.due:
             self._take_over()
         if self._setting is None:

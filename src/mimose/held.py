@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mimose.caches import copy_of_cache, is_cache, tensors_in_cache
 from mimose.trees import argument_tensors, map_tensors, tensors_in
 
 
@@ -19,7 +20,7 @@ class Held:
     __slots__ = ("args", "kwargs", "versions")
 
     def __init__(self, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> None:
-        self.args, self.kwargs = _own_containers(args, kwargs)
+        self.args, self.kwargs = own_containers(args, kwargs)
         self.versions = [_version(tensor) for tensor in (*tensors, *self._wrapped())]
 
     def release(self) -> tuple[Any, Any]:
@@ -32,20 +33,24 @@ class Held:
                     f"{tensor.dtype}, is at version {tensor._version}; expected version {version} "
                     "instead"
                 )
-        return _own_containers(self.args, self.kwargs)
+        return own_containers(self.args, self.kwargs)
 
     def _wrapped(self) -> Iterator[torch.Tensor]:
-        """The tensors in arguments that are dataclasses or mappings of other kinds."""
+        """The tensors in arguments that are dataclasses, caches or mappings of other kinds."""
         for value in (*self.args, *self.kwargs.values()):
             if _is_record(value):
-                yield from tensors_in(value)
+                yield from tensors_in_cache(value) if is_cache(type(value)) else tensors_in(value)
 
 
-def _own_containers(args: Any, kwargs: Any) -> tuple[Any, Any]:
+def own_containers(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The same arguments, in containers that the block may change without effect here."""
     if any(type(value) in (list, dict, tuple) for value in (*args, *kwargs.values())):
         args = map_tensors(_same, torch.Tensor, args)
         kwargs = map_tensors(_same, torch.Tensor, kwargs)
+    return _own_records(args, kwargs)
+
+
+def _own_records(args: Any, kwargs: Any) -> tuple[Any, Any]:
     if any(map(_is_record, (*args, *kwargs.values()))):
         args = tuple(map(_own_record, args))
         kwargs = {name: _own_record(value) for name, value in kwargs.items()}
@@ -53,14 +58,18 @@ def _own_containers(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def _is_record(value: Any) -> bool:
-    """Whether it is a dataclass or a mapping of its own kind: copied as a whole, not deeply."""
+    """Whether it is a dataclass or a mapping of its own kind, copied as a whole, not deeply; or a
+    cache."""
     kind = type(value)
     if kind in _PLAIN:
         return False
-    return isinstance(value, MutableMapping) or (is_dataclass(value) and kind is not type)
+    record = isinstance(value, MutableMapping) or (is_dataclass(value) and kind is not type)
+    return record or is_cache(kind)
 
 
 def _own_record(value: Any) -> Any:
+    if is_cache(type(value)):
+        return copy_of_cache(value)
     return copy.copy(value) if _is_record(value) else value
 
 
@@ -84,6 +93,7 @@ class HeldByGraph:
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         tensors: list[torch.Tensor] = []
+        args, kwargs = _own_records(args, kwargs)
 
         def place(tensor: torch.Tensor) -> _Place:
             tensors.append(tensor)
@@ -102,7 +112,8 @@ class HeldByGraph:
             found: torch.Tensor = tensors[place.index]
             return found
 
-        return map_tensors(tensor, _Place, self.args), map_tensors(tensor, _Place, self.kwargs)
+        args, kwargs = _own_records(self.args, self.kwargs)
+        return map_tensors(tensor, _Place, args), map_tensors(tensor, _Place, kwargs)
 
 
 class _Place:

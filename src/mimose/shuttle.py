@@ -10,6 +10,7 @@ from mimose.ambient import Ambient
 from mimose.attach import BlockSeat
 from mimose.buffers import Snapshot, places_in
 from mimose.collector import Ride
+from mimose.held import own_containers
 from mimose.trees import argument_tensors, storage_bytes
 
 
@@ -32,7 +33,7 @@ class Shuttle(Ride):
         buffers = Snapshot(places_in(seat.module))
         before = self._read().in_use
         begun = self._clock.mark()
-        out = buffers.run(ambient.run, seat.plain, (args, kwargs), {})
+        out = buffers.run(ambient.run, seat.plain, own_containers(args, kwargs), {})
         ended = self._clock.mark()
         after = self._read()
         kept = after.in_use - before - _fresh_output_bytes(out, (args, kwargs))
