@@ -10,8 +10,10 @@ import pytest
 
 import mimose
 import models
+from mimose.integrations.metrics import Interval
+from mimose.pace import Pace
 from mimose.report import Stats
-from training import counted, task, texts, train
+from training import adamw, counted, task, texts, train
 
 
 def test_explain_before_the_first_step_says_that_nothing_is_known() -> None:
@@ -98,6 +100,55 @@ def test_explanation_names_floor_blocks_choices_and_peaks() -> None:
     assert f"a batch of about {explanation.largest_batch} of this shape" in text
 
 
+COMFORTABLE = [90, 90, 20, 40, 60, 70, 30, 50, 80, 20, 90]
+"""The longest first: every later size has a bound under which all can be kept."""
+
+
+def test_under_a_comfortable_budget_every_size_is_told_as_it_is() -> None:
+    model, batches = models.Encoder(), texts(COMFORTABLE)
+    with mimose.auto_checkpoint(model, "6GiB") as handle, adamw(model) as optimizer:
+        for batch in batches:
+            models.loss_of(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for batch in batches[2:]:
+            told = handle.explain(**batch)
+            assert told.at_most_as is None
+            models.loss_of(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            stats = handle.stats()
+            assert stats.last_real_peak_bytes == pytest.approx(told.peak_kept_bytes, rel=0.02)
+        assert stats.observed_steps <= 6
+        assert stats.runs_recomputed == 0
+
+
+def test_a_size_that_only_a_larger_one_tells_of_is_said_to_be_bounded() -> None:
+    model, (long, *_, short) = models.Encoder(), texts([90, 30])
+    with mimose.auto_checkpoint(model, "6GiB") as handle:
+        train(model, [long] * 3)
+        told = handle.explain(**short)
+    assert str(told.size) == "4×30"
+    assert str(told.at_most_as) == "4×90"
+    text = str(told)
+    assert text.startswith("input 4×30")
+    assert "upper bounds, as at 4×90" in text
+    assert "all kept would peak at most at" in text
+    assert "upper bounds, as at 4×90" in told._repr_html_()
+
+
+def test_a_peak_that_is_only_bounded_is_not_logged_as_predicted() -> None:
+    model, (long, *_, short) = models.Encoder(), texts([90, 30])
+    with mimose.auto_checkpoint(model, "6GiB") as handle:
+        train(model, [long] * 4)
+        assert "mimose/predicted_peak_gib" in Interval().row(handle)
+        handle._scheduler.knowledge._at_ease = 1 << 30  # as if it had looked often enough
+        train(model, [short])
+        assert handle.stats().planned_steps == 3
+        assert handle.stats().last_predicted_peak_bytes is None
+        assert "mimose/predicted_peak_gib" not in Interval().row(handle)
+
+
 def test_largest_batch_fits_with_every_block_recomputed_and_twice_as_much_does_not() -> None:
     model, batches, budget = task("encoder")
     with mimose.auto_checkpoint(model, budget) as handle:
@@ -134,6 +185,19 @@ def test_stats_count_every_step_and_read_well() -> None:
     assert text.startswith(f"{len(batches)} steps: {planned}")
     for words in ("from the cache", "blocks recomputed", "peak", "budget", "reserve", "error"):
         assert words in text
+
+
+def test_a_pause_between_two_steps_does_not_count_as_theirs() -> None:
+    pace = Pace()
+    usual = sum(pace.seconds(0.1, 0.15) for _ in range(20))
+    assert usual == pytest.approx(20 * 0.15)
+    assert pace.seconds(0.1, 10.0) < 0.5
+    assert pace.seconds(0.1, 0.15) == pytest.approx(0.15)
+
+
+def test_a_step_that_waits_for_the_device_after_its_backward_counts_whole() -> None:
+    pace = Pace()
+    assert [pace.seconds(0.03, 0.1) for _ in range(3)] == pytest.approx([0.1] * 3)
 
 
 def test_stats_of_a_handle_that_has_not_trained_are_empty() -> None:

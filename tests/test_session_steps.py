@@ -353,7 +353,7 @@ def test_passes_that_never_have_a_backward_do_not_keep_planning_from_beginning()
         train(model, batches * 2, loss_of=loss_of)
     stats = handle.stats()
     assert stats.peak_bytes <= budget
-    assert stats.observed_steps <= 16
+    assert stats.observed_steps <= 18
     assert stats.runs_kept > stats.runs_recomputed > 0
 
 

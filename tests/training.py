@@ -168,11 +168,11 @@ class Predictions:
         stats = self._handle._stats
         if stats.planned_steps > self._planned:
             self._planned = stats.planned_steps
-            assert stats.last_predicted_peak_bytes is not None
             assert stats.last_real_peak_bytes is not None
             assert stats.last_plan is not None
             real = stats.last_real_peak_bytes
-            self.errors.append((stats.last_predicted_peak_bytes - real) / real)
+            if stats.last_predicted_peak_bytes is not None:  # else there was only a bound
+                self.errors.append((stats.last_predicted_peak_bytes - real) / real)
             self.plans.add(stats.last_plan.recompute)
         self._handle._scheduler.cache.clear()
 

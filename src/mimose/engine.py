@@ -380,7 +380,9 @@ class Engine:
         if self._herald.recorder is not None:
             reserve = self._setting.reserve.bytes
             held = None if reading is None else reading.peak_held
-            self._herald.recorder.step_over(step.size, step.plan, real, held, reserve)
+            self._herald.recorder.step_over(
+                step.size, step.plan, real, held, reserve, bound=not step.exact
+            )
         if reading is not None:
             self._setting.learn_reserve(reading, real or step.predicted_peak)
         self._setting.gradients.step_over()

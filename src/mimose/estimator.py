@@ -160,6 +160,10 @@ class Estimator:
             self._told[size] = profile
         return profile
 
+    def extrapolate(self, size: InputSize) -> tuple[Profile, float] | None:
+        """The profile at a size beyond those seen, and how far off its peaks may be, as a share."""
+        return None if self._fit is None or self.noisy else self._fit.extrapolate(size)
+
     def covers(self, size: InputSize) -> bool:
         """Whether a size lies between those seen."""
         return size in self._seen or (self._fit is not None and self._fit.covers(size))

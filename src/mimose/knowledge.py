@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mimose.adaptation import Adaptation
@@ -26,6 +26,17 @@ _FEW = 3
 with passes that have no backward, before these are taken for usual."""
 _MOST_STRANGERS = 2
 """How often runs may be taken for alike that are not, before all are looked at for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a size costs: a prediction, an upper bound, or an extrapolation."""
+
+    profile: Profile
+    at_most_as: InputSize | None = None
+    """For an upper bound, the size whose costs these are; None for a prediction."""
+    uncertainty: float = 0.0
+    """For an extrapolation, how far off its peaks may be, as a share of them."""
 
 
 class Knowledge:
@@ -53,7 +64,7 @@ class Knowledge:
         """Whether graphs outlive their backwards."""
         self._given_up: Counter[frozenset[Run]] = Counter()
         self._kin: dict[Layout, Kin] = {}
-        self._strangers = self._stood_in = 0
+        self._strangers = self._stood_in = self._at_ease = 0
         self._failed_at: InputSize | None = None
         self.doubts_beyond = False
         """Whether sizes larger than those seen are observed, whatever is predicted of them."""
@@ -205,6 +216,23 @@ class Knowledge:
         estimator = self._preferred.get(size.layout)
         return None if estimator is None else estimator.predict(size)
 
+    def estimate(self, size: InputSize) -> Estimate | None:
+        """A prediction of `size` or, failing that, an upper bound that says it is one."""
+        predicted = self.predict(size)
+        if predicted is not None:
+            return Estimate(predicted)
+        bound = self.bound(size)
+        return None if bound is None else Estimate(bound, at_most_as=bound.size)
+
+    def extrapolate(self, size: InputSize) -> Estimate | None:
+        """What a size beyond those seen would cost; for questions, not for plans."""
+        for kind in (self, self.other):
+            estimator = kind._preferred.get(size.layout)
+            told = None if estimator is None else estimator.extrapolate(size)
+            if told is not None:
+                return Estimate(told[0], uncertainty=told[1])
+        return None
+
     def doubtful(self, size: InputSize) -> bool:
         """Whether a step of this size had better be watched: noise, or outside what was seen."""
         estimator = self._estimator_for(size)
@@ -244,6 +272,17 @@ class Knowledge:
         if estimator is None and self.other.predict(size) is not None:
             return self._stood_in >= _FEW
         return estimator is None or not (estimator.ready or estimator.observed >= _ENOUGH)
+
+    def curious_at_ease(self, size: InputSize) -> bool:
+        """Whether to observe a step of this size although everything could be kept in it.
+
+        A bound shows that everything fits, but says little of what the size really costs under
+        this or another budget. Asked for a few times in a run at most, since observing takes time.
+        """
+        if self._at_ease >= _ENOUGH or not self.curious(size):
+            return False
+        self._at_ease += 1
+        return True
 
     def planned_by_bound(self) -> None:
         """A plan was made by something that is no lower than what it is for."""

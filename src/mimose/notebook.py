@@ -45,6 +45,8 @@ def explanation_html(explanation: Explanation) -> str:
     if plan is None or profile is None:
         return _framed(*parts, f"<pre>{escape(str(explanation))}</pre>")
     budget = explanation.budget_bytes or explanation.peak_kept_bytes or 1
+    if explanation.at_most_as is not None:
+        parts.append(f"upper bounds, {escape(explanation.bound_in_words)}:")
     for name, peak, colour in (
         ("all kept", explanation.peak_kept_bytes, _KEEP),
         ("this plan", explanation.predicted_peak_bytes, _PLAN),

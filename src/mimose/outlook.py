@@ -14,7 +14,7 @@ from itertools import zip_longest
 import numpy as np
 
 from mimose.inputs import InputSize
-from mimose.knowledge import Knowledge
+from mimose.knowledge import Estimate, Knowledge
 from mimose.plan import Plan
 from mimose.planners import Planner, planner_named
 from mimose.playback import RecordedStep, Recording
@@ -62,12 +62,30 @@ class Outlook:
         return replace(self, step_time=StepTime.of(self, recording.steps))
 
     def profile(self, size: InputSize) -> Profile | None:
-        """What every run costs at this size, in a usual step; None where too little is known."""
-        profile = self.knowledge.predict(size) or self.knowledge.bound(size)
-        pattern = self.knowledge.pattern_for(size)
-        if profile is None or pattern is None:
+        """What every run costs at this size, in a usual step; None where it cannot be predicted."""
+        estimate = self.estimate(size)
+        return None if estimate is None or estimate.at_most_as else estimate.profile
+
+    def estimate(self, size: InputSize) -> Estimate | None:
+        """The same or, failing that, an upper bound; None where nothing is known."""
+        return self._usual(self.knowledge.estimate(size), size)
+
+    def extrapolate(self, size: InputSize) -> Estimate | None:
+        """The same where it can be predicted; beyond the sizes seen what can be expected."""
+        estimate = self.estimate(size)
+        if estimate is not None and estimate.at_most_as is None:
+            return estimate
+        if not self.knowledge.beyond(size):
             return None
-        return profile.in_step(*self.knowledge.in_step(pattern, self.missing_bytes))
+        return self._usual(self.knowledge.extrapolate(size), size)
+
+    def _usual(self, estimate: Estimate | None, size: InputSize) -> Estimate | None:
+        """An estimate of a size, in a usual step."""
+        pattern = self.knowledge.pattern_for(size)
+        if estimate is None or pattern is None:
+            return None
+        in_step = self.knowledge.in_step(pattern, self.missing_bytes)
+        return replace(estimate, profile=estimate.profile.in_step(*in_step))
 
     def base_bytes(self, profile: Profile) -> int:
         """In use when the first block starts."""

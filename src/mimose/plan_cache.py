@@ -94,7 +94,7 @@ def _at(size: InputSize, below: Shelved, above: Shelved) -> CachedPlan:
     # The most by which a parabola through both lies below the line; and dimensions that lie lower
     # than the one that counts.
     above_real = (apart / 4 + share - min(shares)) * rise
-    exact = above_real <= _CLOSE * high.peak_bytes
+    exact = above_real <= _CLOSE * high.peak_bytes and below.cached.exact and above.cached.exact
     return replace(above.cached, plan=plan, exact=exact)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Hashable, Sequence
@@ -12,6 +13,7 @@ from mimose.errors import ArgumentError
 from mimose.inputs import InputSize, Layout
 from mimose.knowledge import Knowledge
 from mimose.observations import StepObservation
+from mimose.pace import Pace
 from mimose.recording import FORMAT, Header
 
 
@@ -26,7 +28,10 @@ class RecordedStep:
     plan: str | None
     """A letter a run: K kept, r recomputed; None if the step was observed."""
     base_bytes: int
+    at_most_bytes: int | None
+    """What its peak was known not to exceed, where it could not be predicted."""
     predicted_bytes: int | None
+    """The predicted peak; None where there was only an upper bound, or nothing."""
     peak_bytes: int | None
     """None where nobody could see it: a peak below an earlier one, on a device that others read."""
     held_bytes: int | None
@@ -37,6 +42,11 @@ class RecordedStep:
     recompute_milliseconds: float
     planning_microseconds: float
     reserve_bytes: int
+
+    @property
+    def has_own_plan(self) -> bool:
+        """Whether its plan was made for its size, not for want of one after memory ran out."""
+        return (self.predicted_bytes or self.at_most_bytes) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +73,14 @@ class Recording:
     def planned(self) -> list[RecordedStep]:
         """The steps that ran under a plan."""
         return [step for step in self.steps if step.plan is not None]
+
+    def seconds(self) -> list[float]:
+        """What each step took, until the next one began; pauses between steps left out."""
+        pace, took = Pace(), []
+        for step, following in itertools.pairwise(self.steps):
+            whole = following.at_seconds - step.at_seconds
+            took.append(pace.seconds(step.milliseconds / 1e3, whole))
+        return [*took, *(step.milliseconds / 1e3 for step in self.steps[-1:])]
 
     def knowledge(self) -> Knowledge:
         """What the session knew at the end, rebuilt."""
@@ -157,6 +175,7 @@ class _Reader:
             size=InputSize(layout, tuple(values["size"])),
             plan=plan,
             base_bytes=values["base"],
+            at_most_bytes=values.get("at_most"),
             predicted_bytes=predicted,
             peak_bytes=values["peak"],
             held_bytes=values["held"],

@@ -3,7 +3,8 @@
 One JSON object a line. The first tells what the run is; then, as they happen:
 
     {"step":12,"at":3.21,"size":[8,123],"plan":"KKrr","base":…,"predicted":…,"peak":…,"held":…,
-     "ms":112.3,"again_ms":9.1,"planning_us":41,"reserve":…}     a step; without a plan: observed
+     "ms":112.3,"again_ms":9.1,"planning_us":41,"reserve":…}     a step; without a plan: observed;
+                                                                 "at_most" for "predicted": a bound
     {"layout":1,"of":[["input_ids",2]]}                          a kind of input not met before
     {"observation":{…},"anew":false}                             what the session has learned
     {"timed":{…},"in":0}                                         the same once more, its times known
@@ -112,8 +113,13 @@ class Recorder:
         peak_bytes: int | None,
         held_bytes: int | None,
         reserve_bytes: int,
+        *,
+        bound: bool = False,
     ) -> None:
-        """The backward of a step is over; a step without a plan was observed."""
+        """The backward of a step is over; a step without a plan was observed.
+
+        `bound` is whether the plan's peak is an upper bound, not a prediction of this size.
+        """
         now = time.perf_counter()
         layout = self._layouts.get(size.layout)
         if layout is None:
@@ -121,7 +127,8 @@ class Recorder:
         planned = ""
         if plan is not None:
             planned = (
-                f'"plan":"{plan}","predicted":{self._base + plan.peak_bytes},'
+                f'"plan":"{plan}","{"at_most" if bound else "predicted"}":'
+                f"{self._base + plan.peak_bytes},"
                 f'"again_ms":{plan.recompute_seconds * 1e3:.4g},'
             )
         if reserve_bytes != self._reserve:

@@ -13,6 +13,7 @@ from mimose.inputs import InputSize
 from mimose.knowledge import Knowledge
 from mimose.memory import Reading
 from mimose.notebook import explanation_html, stats_html
+from mimose.pace import Pace
 from mimose.plan import Plan
 from mimose.plan_cache import PlanCache
 from mimose.planners import KeepAll, Planner, RecomputeAll
@@ -44,6 +45,8 @@ class Stats:
     runs_recomputed: int = 0
     recompute_seconds: float = 0.0
     """In planned steps, as predicted."""
+    planned_seconds: float = 0.0
+    """What planned steps took, each until the next one began; pauses between steps left out."""
     seconds: float = 0.0
     """Between the first step's start and the last one's."""
     planning_seconds: float = 0.0
@@ -52,6 +55,7 @@ class Stats:
     last_plan: Plan | None = None
     last_base_bytes: int = 0
     last_predicted_peak_bytes: int | None = None
+    """Of the last planned step; None where only an upper bound of its size was known."""
     last_real_peak_bytes: int | None = None
     worst_shortfall: float = 0.0
     """The most that a predicted peak was under the real one, as a share of it."""
@@ -60,15 +64,26 @@ class Stats:
     corrections: int = 0
     """Steps whose plan became stricter while they ran."""
     _began: float | None = field(default=None, repr=False)
+    _opened: float = field(default=0.0, repr=False)
+    _over: float | None = field(default=None, repr=False)
+    """When the last step was over; None while it runs."""
+    _was_planned: bool = field(default=False, repr=False)
+    _pace: Pace = field(default_factory=Pace, repr=False)
 
     @property
     def recompute_share(self) -> float:
-        """The share of time spent recomputing in planned steps."""
-        return min(1.0, self.recompute_seconds / self.seconds) if self.seconds else 0.0
+        """The share of the planned steps' time that recomputing took."""
+        if not self.planned_seconds:
+            return 0.0
+        return min(1.0, self.recompute_seconds / self.planned_seconds)
 
     def step_opened(self, step: Step, reading: Reading, planning_seconds: float) -> None:
         now = time.perf_counter()
         self._began = now if self._began is None else self._began
+        if self._over is not None:
+            took = self._pace.seconds(self._over - self._opened, now - self._opened)
+            self.planned_seconds += took if self._was_planned else 0.0
+        self._opened, self._over = now, None
         self.seconds = now - self._began
         if not self.steps:  # what was before is not of this run
             reading = reading._replace(peak=reading.in_use, peak_held=reading.held)
@@ -80,6 +95,7 @@ class Stats:
 
     def observed_step_over(self, step: ObservedStep) -> None:
         self.observed_steps += 1
+        self._over, self._was_planned = time.perf_counter(), False
         self.peak_bytes = max(self.peak_bytes, step.ride.peak)
         self.peak_held_bytes = max(self.peak_held_bytes, step.ride.peak_held)
 
@@ -87,11 +103,12 @@ class Stats:
         self, step: PlannedStep, end: Reading | None, real_peak: int | None
     ) -> None:
         self.planned_steps += 1
+        self._over, self._was_planned = time.perf_counter(), True
         self.corrections += step.corrected
         if end is not None:
             self.note_peak(end)
         self.last_plan = step.plan
-        self.last_predicted_peak_bytes = step.predicted_peak
+        self.last_predicted_peak_bytes = step.predicted_peak if step.exact else None
         self.last_real_peak_bytes = real_peak
         if real_peak is not None and step.comparable:
             shortfall = (real_peak - step.predicted_peak) / real_peak
@@ -113,8 +130,10 @@ class Stats:
         reserve_bytes: int | None,
     ) -> Stats:
         """A copy with what others count."""
+        last = self._over - self._opened if self._over is not None and self._was_planned else 0.0
         return replace(
             self,
+            planned_seconds=self.planned_seconds + last,
             cache_hits=cache.hits,
             cache_misses=cache.misses,
             budget_bytes=budget_bytes,
@@ -130,7 +149,7 @@ class Stats:
             f"{_steps(self.steps)}: {self.observed_steps} observed, {self.planned_steps} planned",
             f"plans: {self.cache_hits} from the cache, {self.cache_misses} made anew",
             f"blocks recomputed in planned steps: {share:.1%} of runs, "
-            f"taking about {self.recompute_share:.1%} of the time",
+            f"taking about {self.recompute_share:.1%} of these steps' time",
             f"peak {text_of(self.peak_bytes)} in use, {text_of(self.peak_held_bytes)} held"
             + (f", budget {text_of(self.budget_bytes)}" if self.budget_bytes else "")
             + (": OVER" if self.budget_bytes and self.peak_held_bytes > self.budget_bytes else ""),
@@ -186,6 +205,8 @@ class Explanation:
     plan: Plan | None = None
     peak_kept_bytes: int | None = None
     peak_recomputed_bytes: int | None = None
+    at_most_as: InputSize | None = None
+    """If costs and peaks are upper bounds: the size whose figures they are. None if predicted."""
     note: str = ""
     """What should be known before all else: that mimose is off, say."""
     largest_batch: int | None = None
@@ -194,6 +215,15 @@ class Explanation:
     @property
     def predicted_peak_bytes(self) -> int | None:
         return None if self.plan is None else self.base_bytes + self.plan.peak_bytes
+
+    @property
+    def bound_in_words(self) -> str:
+        """Where upper bounds come from; nothing for predictions."""
+        if self.at_most_as is None:
+            return ""
+        if self.at_most_as == self.size:
+            return "from steps that treat gradients otherwise"
+        return f"as at {self.at_most_as}: too few sizes were observed to predict this one"
 
     def __str__(self) -> str:
         lines = [f"input {self.size}", *([self.note] if self.note else [])]
@@ -226,15 +256,19 @@ class Explanation:
         assert self.peak_kept_bytes is not None
         assert self.peak_recomputed_bytes is not None
         verdict = "fits" if plan.fits else f"DOES NOT FIT: {_REMEDY}"
+        bound = self.at_most_as is not None
+        if bound and not plan.fits:
+            verdict = "it may not fit"
         lines = [
-            f"all kept would peak at {text_of(self.peak_kept_bytes)}, all recomputed at "
-            f"{text_of(self.peak_recomputed_bytes)}; this plan at "
+            *([f"upper bounds, {self.bound_in_words}:"] if bound else []),
+            f"all kept would peak at {'most at ' * bound}{text_of(self.peak_kept_bytes)}, all "
+            f"recomputed at {text_of(self.peak_recomputed_bytes)}; this plan at "
             f"{text_of(self.base_bytes + plan.peak_bytes)}: {verdict}",
             f"plan {plan}: {plan.kept} of {len(plan.recompute)} kept, "
             f"{plan.recompute_seconds * 1e3:.1f} ms of recomputing",
         ]
         lines += _block_lines(self.blocks, profile, plan)
-        if self.largest_batch:
+        if self.largest_batch and plan.fits:
             lines.append(f"a batch of about {self.largest_batch} of this shape would still fit")
         return lines
 
@@ -281,10 +315,10 @@ def explain_plan(
     common["reserve_bytes"] = setting.reserve.bytes
     now = setting.gradients.missing()
     knowledge = knowledge.of(born=setting.gradients.to_be_born(now))
-    profile, pattern = knowledge.predict(size), knowledge.pattern_for(size)
-    profile = profile or knowledge.bound(size)
-    if profile is None or pattern is None:
+    estimate, pattern = knowledge.estimate(size), knowledge.pattern_for(size)
+    if estimate is None or pattern is None:
         return Explanation(**common)
+    profile = estimate.profile
     if profile.prelude and setting.open:
         common["base_bytes"] = base_bytes = setting.meter.read().in_use + profile.prelude
     missing = setting.gradients.missing_bytes(now)
@@ -298,6 +332,7 @@ def explain_plan(
         plan=planner.plan(profile, available),
         peak_kept_bytes=base_bytes + KeepAll().plan(profile, available).peak_bytes,
         peak_recomputed_bytes=base_bytes + strictest.peak_bytes,
+        at_most_as=estimate.at_most_as,
         largest_batch=_largest_batch(size, strictest, available),
     )
 

@@ -14,7 +14,7 @@ from mimose.chapters import Chapters
 from mimose.decision import Decision, Kind, Terms
 from mimose.inputs import InputSize
 from mimose.kin import Sample
-from mimose.knowledge import Knowledge
+from mimose.knowledge import Estimate, Knowledge
 from mimose.memory import Reading
 from mimose.observations import Pattern, StepObservation
 from mimose.plan import Plan
@@ -177,6 +177,8 @@ class Scheduler:
             return None
         profile = self.predict(terms.size, terms.in_step) if own or not cached.exact else None
         plan = Plan.of(profile, cached.plan.recompute, terms.available_bytes) if profile else None
+        if profile is None and not cached.exact and self.knowledge.curious(terms.size):
+            return None  # it may be better to observe
         doubtful = cached.doubtful and self.knowledge.doubtful(terms.size)  # not for others' sake
         if plan is not None and plan.fits:  # for others to go by
             cached = terms.ready(plan, profile, doubtful=doubtful)
@@ -192,8 +194,9 @@ class Scheduler:
         made = self.new_plan(terms.size, terms.available_bytes, terms.in_step, real=real)
         if made is None:
             return None
-        plan, profile = made
-        cached = terms.ready(plan, profile, doubtful=self.knowledge.doubtful(real))
+        plan, estimate = made
+        cached = terms.ready(plan, estimate.profile, doubtful=self.knowledge.doubtful(real))
+        cached = replace(cached, exact=estimate.at_most_as is None)
         self.cache.put(terms.key, cached)
         if self._shares:
             self.cache.shelve(terms.kind, terms.shelved(cached))
@@ -250,24 +253,20 @@ class Scheduler:
         in_step: InStep,
         *,
         real: InputSize | None = None,
-    ) -> tuple[Plan, Profile] | None:
-        """A plan, and the profile it was made from; None if it is better to observe.
+    ) -> tuple[Plan, Estimate] | None:
+        """A plan, and the estimate it was made from; None if it is better to observe.
 
         `real` is the step's own size, where the plan is made for one that is hardly larger.
         """
-        profile = self.predict(size, in_step)
-        exact = profile is not None
-        if profile is None:
-            bound = self.knowledge.bound(size)
-            if bound is None:
-                return None
-            profile = bound.in_step(*in_step)
-        plan = self.planner.plan(profile, available)
-        # A bound costs more recomputing than needed: better to observe, unless nothing is at stake.
-        calm = self.strictness == AS_PLANNED
-        if not exact and calm and any(plan.recompute) and self.knowledge.curious(size):
+        estimate = self.knowledge.estimate(size)
+        if estimate is None:
             return None
-        if not exact:
+        profile = estimate.profile.in_step(*in_step)
+        plan = self.planner.plan(profile, available)
+        calm = self.strictness == AS_PLANNED
+        if estimate.at_most_as is not None:
+            if calm and self._better_observed(size, plan, estimate.at_most_as):
+                return None
             self.knowledge.planned_by_bound()
         # Beyond what was seen predictions are generous: what does not fit by them may fit, and
         # what is recomputed may not have to be. Where most blocks are kept to observe it, look.
@@ -277,7 +276,18 @@ class Scheduler:
         cheap = self._samples and calm and self.knowledge.kin_for(size)
         if cheap and any(plan.recompute) and self.knowledge.far_beyond(size):
             return None
-        return self._as_strict_as_must_be(plan, profile, available), profile
+        strict = self._as_strict_as_must_be(plan, profile, available)
+        return strict, replace(estimate, profile=profile)
+
+    def _better_observed(self, size: InputSize, plan: Plan, bound_of: InputSize) -> bool:
+        """Whether to observe a size rather than follow a plan that was made from a bound.
+
+        Such a plan recomputes more than needed. Where it recomputes nothing, a few sizes are
+        observed all the same: a larger size's costs tell nothing of this one under other budgets.
+        """
+        if any(plan.recompute):
+            return self.knowledge.curious(size)
+        return bound_of != size and self.knowledge.curious_at_ease(size)
 
     def predict(self, size: InputSize, in_step: InStep) -> Profile | None:
         """What a size costs in a step in which this happens; None where too little is known."""

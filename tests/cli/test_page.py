@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+import mimose
+import models
 from mimose.page.benchmark import _as_html
 from mimose.page.contents import Contents, contents_of, thinned
 from mimose.page.html import as_data, page_of
 from mimose.page.markdown import markdown_of
 from mimose.page.picture import draw
 from mimose.playback import read_recording
+from training import texts, train
 
 EVIL = "</script><img src=x onerror=alert(1)>|&\u2028$x$"
 
@@ -63,6 +66,13 @@ def test_mimose_recomputes_less_than_a_static_plan_and_that_less_than_everything
     time = contents.time
     assert time is not None
     assert 0 < time.chosen_seconds < time.static_seconds < time.everything_seconds
+
+
+def test_report_and_statistics_agree_on_the_time_spent_recomputing(
+    contents: Contents, recorded: tuple[Path, mimose.Mimose]
+) -> None:
+    assert 0 < contents.recompute_share < 0.5
+    assert contents.recompute_share == pytest.approx(recorded[1].stats().recompute_share, rel=0.1)
 
 
 def test_the_page_is_whole_and_asks_nobody_for_anything(contents: Contents) -> None:
@@ -130,6 +140,34 @@ def test_a_run_that_has_not_planned_yet_has_a_page(recording_file: Path, tmp_pat
     assert young.time is None
     assert data_in(page_of(young, "young"))["sizes"] == []
     assert "observed" in markdown_of(young, "young")
+
+
+@pytest.fixture(scope="module")
+def bounded(tmp_path_factory: pytest.TempPathFactory) -> Contents:
+    """A run that has observed one size, and kept all of a smaller one."""
+    path = tmp_path_factory.mktemp("bounded") / "run.jsonl"
+    model, (long, *_, short) = models.Encoder(), texts([90, 30])
+    with mimose.auto_checkpoint(model, "6GiB", record=path) as handle:
+        train(model, [long] * 3)
+        handle._scheduler.knowledge._at_ease = 1 << 30  # as if it had looked often enough
+        train(model, [short] * 3)
+    return contents_of(read_recording(path))
+
+
+def test_bounds_are_shown_as_bounds_and_under_their_own_size(bounded: Contents) -> None:
+    assert [size.label for size in bounded.sizes] == ["4×30", "4×90"]
+    assert [size.at_most_as for size in bounded.sizes] == ["4×90", None]
+    assert bounded.steps["predicted"][-3:] == [None] * 3
+    assert bounded.mean_excess is not None
+    assert bounded.mean_excess < 0.02
+    text = markdown_of(bounded, "run")
+    assert re.search(r"\| 4×30 \| 3 \| `KKK` \| ≤ [\d.]+ MiB \(as at 4×90\)", text)
+    assert data_in(page_of(bounded, "run"))["sizes"][0]["at_most_as"] == "4×90"  # type: ignore[index]
+
+
+def test_time_is_not_told_of_sizes_that_only_have_a_bound(bounded: Contents) -> None:
+    assert bounded.time is not None
+    assert bounded.time.steps == 1
 
 
 def test_figures_of_a_benchmark_are_inside_its_page(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class Interval:
         if planned > 0:
             recomputed = now.runs_recomputed - before.runs_recomputed
             row["mimose/blocks_recomputed"] = recomputed / planned
-        seconds = now.seconds - before.seconds
+        seconds = now.planned_seconds - before.planned_seconds
         if planned > 0 and seconds > 0:
             spent = now.recompute_seconds - before.recompute_seconds
             row["mimose/recompute_share"] = min(1.0, spent / seconds)

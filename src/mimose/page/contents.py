@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mimose.inputs import InputSize
+from mimose.knowledge import Estimate
 from mimose.outlook import Outlook, whole_seconds
 from mimose.page.curve import curve
 from mimose.plan import Plan
@@ -26,6 +27,8 @@ class SizeFigures:
     """One input size: its peaks, its plan, its memory from moment to moment."""
 
     label: str
+    at_most_as: str | None
+    """If its figures are upper bounds: the size that they are of."""
     x: int
     """Its place on an axis of sizes."""
     steps: int
@@ -72,6 +75,8 @@ class Contents:
     total_steps: int
     observed_steps: int
     seconds: float
+    recompute_share: float
+    """The share of the planned steps' time that recomputing took; as `Stats` has it."""
     worst_shortfall: float | None
     """The most that a peak was under-predicted, as a share of it."""
     mean_excess: float | None
@@ -107,6 +112,7 @@ def contents_of(recording: Recording) -> Contents:
         seconds=steps[-1].at_seconds + steps[-1].milliseconds / 1e3 - steps[0].at_seconds
         if steps
         else 0.0,
+        recompute_share=_recompute_share(recording),
         worst_shortfall=max(0.0, -min(errors)) if errors else None,
         mean_excess=sum(max(0.0, e) for e in errors) / len(errors) if errors else None,
         x_label=axis.label,
@@ -209,23 +215,24 @@ def _runs(recording: Recording, outlook: Outlook, axis: SizeAxis) -> tuple[str, 
 
 def _sizes(recording: Recording, outlook: Outlook, axis: SizeAxis) -> tuple[SizeFigures, ...]:
     counts = Counter(step.size for step in recording.steps if axis.shows(step.size))
-    known = [(size, outlook.profile(size)) for size in counts]
-    pairs = [(size, profile) for size, profile in known if profile is not None]
+    known = [(size, outlook.estimate(size)) for size in counts]
+    pairs = [(size, estimate) for size, estimate in known if estimate is not None]
     pairs.sort(key=lambda pair: (axis.x(pair[0]), pair[0].dims))
     if len(pairs) > _MOST_SIZES:
         last = len(pairs) - 1
         pairs = [pairs[round(i * last / (_MOST_SIZES - 1))] for i in range(_MOST_SIZES)]
-    had = {step.size: step.plan for step in recording.planned if step.predicted_bytes}
+    had = {step.size: step.plan for step in recording.planned if step.has_own_plan}
     budget = recording.header.budget_bytes
     return tuple(
         _size(
             outlook,
-            profile,
-            _plan(outlook, profile, had.get(size), budget),
+            size,
+            estimate,
+            _plan(outlook, estimate.profile, had.get(size), budget),
             x=axis.x(size),
             steps=counts[size],
         )
-        for size, profile in pairs
+        for size, estimate in pairs
     )
 
 
@@ -237,12 +244,16 @@ def _plan(outlook: Outlook, profile: Profile, had: str | None, budget: int) -> P
     return Plan.of(profile, choices, outlook.available(profile, budget))
 
 
-def _size(outlook: Outlook, profile: Profile, plan: Plan, *, x: int, steps: int) -> SizeFigures:
+def _size(
+    outlook: Outlook, size: InputSize, estimate: Estimate, plan: Plan, *, x: int, steps: int
+) -> SizeFigures:
+    profile = estimate.profile
     base, count = outlook.base_bytes(profile), len(profile.runs)
     choices = {"plan": plan.recompute, "kept": (False,) * count, "recomputed": (True,) * count}
     letters = zip(profile.runs, plan.recompute, strict=True)
     return SizeFigures(
-        label=str(profile.size),
+        label=str(size),
+        at_most_as=None if estimate.at_most_as is None else str(estimate.at_most_as),
         x=x,
         steps=steps,
         base_bytes=base,
@@ -261,9 +272,18 @@ def _size(outlook: Outlook, profile: Profile, plan: Plan, *, x: int, steps: int)
     )
 
 
+def _recompute_share(recording: Recording) -> float:
+    pairs = zip(recording.steps, recording.seconds(), strict=True)
+    seconds = sum(took for step, took in pairs if step.plan is not None)
+    again = sum(step.recompute_milliseconds for step in recording.planned) / 1e3
+    return min(1.0, again / seconds) if seconds else 0.0
+
+
 def _time(recording: Recording, outlook: Outlook) -> TimeFigures | None:
     """What recomputing cost, and what it would have cost with a static plan or without one."""
     profiles = {step.size: outlook.profile(step.size) for step in recording.planned}
+    pairs = zip(recording.steps, recording.seconds(), strict=True)
+    took = {id(step): seconds for step, seconds in pairs}
     told = [step for step in recording.planned if profiles[step.size] is not None]
     if not told:
         return None
@@ -273,7 +293,7 @@ def _time(recording: Recording, outlook: Outlook) -> TimeFigures | None:
     frozen = static.plan(largest, outlook.available(largest, budget)).recompute
     return TimeFigures(
         steps=len(told),
-        seconds=sum(step.milliseconds for step in told) / 1e3,
+        seconds=sum(took[id(step)] for step in told),
         chosen_seconds=sum(step.recompute_milliseconds for step in told) / 1e3,
         static_seconds=sum(
             recompute_nanoseconds(known[step.size], frozen) / 1e9

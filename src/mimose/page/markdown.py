@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mimose.budget import text_of
-from mimose.page.contents import Contents, TimeFigures
+from mimose.page.contents import Contents, SizeFigures, TimeFigures
 
 _MOST_ROWS = 16
 
@@ -34,6 +34,10 @@ def _summary(contents: Contents) -> str:
         f"highest peak {text_of(contents.peak_bytes)}, "
         f"{contents.peak_bytes / contents.budget_bytes:.1%} of the budget",
     ]
+    if contents.total_steps > contents.observed_steps:
+        lines.append(
+            f"recomputing took about {contents.recompute_share:.1%} of the planned steps' time"
+        )
     if contents.worst_shortfall is not None and contents.mean_excess is not None:
         lines.append(
             f"peaks under-predicted by {contents.worst_shortfall:.2%} at worst, over by "
@@ -51,15 +55,24 @@ def _sizes(contents: Contents) -> str:
             size.label,
             size.steps,
             f"`{size.plan}`",
-            text_of(size.plan_peak_bytes),
-            text_of(size.kept_peak_bytes),
-            text_of(size.recomputed_peak_bytes),
+            _peak(size, size.plan_peak_bytes),
+            _peak(size, size.kept_peak_bytes),
+            _peak(size, size.recomputed_peak_bytes),
             f"{size.plan_seconds * 1e3:.1f}",
         )
         for size in sizes
     )
     columns = "input", "steps", "plan", "peak", "all kept", "all recomputed", "recompute, ms"
-    return _table(columns, rows) + "\n\nK: kept, r: recomputed, f: cannot be recomputed."
+    said = "K: kept, r: recomputed, f: cannot be recomputed."
+    if any(size.at_most_as for size in sizes):
+        said += " ≤: at most, as at the larger size named; too few were observed to predict it."
+    return _table(columns, rows) + f"\n\n{said}"
+
+
+def _peak(size: SizeFigures, number_of_bytes: int) -> str:
+    if size.at_most_as is None:
+        return text_of(number_of_bytes)
+    return f"≤ {text_of(number_of_bytes)} (as at {size.at_most_as})"
 
 
 def _time(time: TimeFigures) -> str:
@@ -68,7 +81,9 @@ def _time(time: TimeFigures) -> str:
         ("static plan for the largest size", f"{time.static_seconds:.2f}"),
         ("everything", f"{time.everything_seconds:.2f}"),
     )
-    said = f"Seconds over {time.steps} planned steps, which took {time.seconds:.2f} s."
+    said = (
+        f"Seconds over {time.steps} planned steps, which took {time.seconds:.2f} s without pauses."
+    )
     return _table(("recomputed", "seconds"), rows) + f"\n\n{said}"
 
 

@@ -260,7 +260,7 @@
     });
     plot.level(run.budget_bytes, "budget", "budget");
     const draw = (key, tone) => {
-      const points = sizes.map((z) => [z.x, z[key]]);
+      const points = sizes.filter((z) => !z.at_most_as).map((z) => [z.x, z[key]]);
       if (run.one_way) plot.line(points, tone);
       else plot.dots(points, tone, 4); // one number does not tell such a size: no line joins them
     };
@@ -276,7 +276,7 @@
       const i = nearest(sizes.map((z) => z.x), value);
       if (i < 0) return undefined;
       const z = sizes[i];
-      showTip(event, [`${z.label} · ${z.steps} ${z.steps === 1 ? "step" : "steps"}`, `all kept ${bytes(z.kept_peak_bytes)}`,
+      showTip(event, [`${z.label} · ${z.steps} ${z.steps === 1 ? "step" : "steps"}`, bound(z), `all kept ${bytes(z.kept_peak_bytes)}`,
         `this plan ${bytes(z.plan_peak_bytes)}`, `all recomputed ${bytes(z.recomputed_peak_bytes)}`]);
       return z.x;
     }, hideTip, (value) => choose(nearest(sizes.map((z) => z.x), value)));
@@ -335,6 +335,7 @@
   // One step: three curves, and what is at work when
 
   const PHASES = { g: "before", f: "forward of", h: "loss", r: "recompute of", b: "backward of", t: "embeddings" };
+  const bound = (z) => z.at_most_as && `at most, as at ${z.at_most_as}: too few sizes were observed to predict this one`;
   const pointsOf = (z, curve) => [[0, z.base_bytes], ...curve.ms.map((ms, i) => [ms, curve.bytes[i]])];
 
   function drawWithin() {
@@ -342,7 +343,7 @@
     by("size").value = chosen;
     by("size-label").textContent = z.label;
     const again = count(z.plan, "r"), verdict = z.plan_peak_bytes <= run.budget_bytes ? "fits" : "does not fit";
-    by("within-text").textContent = `All kept would peak at ${bytes(z.kept_peak_bytes)}, all recomputed at ${bytes(z.recomputed_peak_bytes)}. ` +
+    by("within-text").textContent = (z.at_most_as ? `Upper bounds, ${bound(z)}. ` : "") + `All kept would peak at ${bytes(z.kept_peak_bytes)}, all recomputed at ${bytes(z.recomputed_peak_bytes)}. ` +
       `The plan recomputes ${again} of ${z.plan.length} blocks (${seconds(z.plan_seconds)} of ${seconds(z.whole_seconds)}) and peaks at ${bytes(z.plan_peak_bytes)}: ${verdict}.`;
     const longest = Math.max(...Object.values(curves).map((c) => c.ms[c.ms.length - 1]));
     const top = Math.max(z.kept_peak_bytes, Math.min(run.budget_bytes, 1.6 * z.kept_peak_bytes)) * 1.08;
@@ -387,7 +388,7 @@
   function drawTime() {
     const time = run.time;
     if (!time) { by("time-card").hidden = true; return; }
-    by("time-text").textContent = `Over ${time.steps} planned steps, which took ${seconds(time.seconds)}. The static plan is the one that the largest batch needs, used for all.`;
+    by("time-text").textContent = `Over ${time.steps} planned steps, which took ${seconds(time.seconds)} without pauses. Recomputing took about ${percent(run.recompute_share, 1)} of the planned steps' time. The static plan is the one that the largest batch needs, used for all.`;
     const rows = [["mimose", time.chosen_seconds, "plan"], ["static plan", time.static_seconds, "grey"], ["everything", time.everything_seconds, "again"]];
     const place = by("time-chart"), width = Math.max(320, place.clientWidth), left = 100;
     const most = Math.max(...rows.map((row) => row[1]), 1e-9);
@@ -409,7 +410,7 @@
     const z = run.sizes[chosen];
     by("blocks-card").hidden = !z;
     if (!z) return;
-    by("blocks").tHead.rows[0].cells[1].textContent = `keeping costs at ${z.label}`;
+    by("blocks").tHead.rows[0].cells[1].textContent = `keeping costs ${z.at_most_as ? "at most, as at " + z.at_most_as : "at " + z.label}`;
     by("blocks").tHead.rows[0].cells[3].textContent = `kept in … of ${run.sizes.length} sizes`;
     by("blocks").tBodies[0].replaceChildren(...run.runs.map((name, k) => make("tr", {}, make("td", {}, name),
       make("td", { class: "number" }, bytes(z.saved_bytes[k])), make("td", { class: "number" }, seconds(z.run_seconds[k])),

@@ -59,18 +59,22 @@ def _draw_within(axes: Any, contents: Contents, size: SizeFigures) -> None:
         levels = [scale(size.base_bytes), *(scale(level) for *_, level in moments)]
         axes.plot(times, levels, color=colour, label=name, linewidth=2 if key == "plan" else 1.2)
     axes.axhline(scale(contents.budget_bytes), color=_BUDGET, linestyle="--")
-    axes.set(title=f"Within one step of {size.label}", xlabel="estimated ms", ylabel=scale.name)
+    bound = f": at most, as at {size.at_most_as}" if size.at_most_as else ""
+    axes.set(
+        title=f"Within one step of {size.label}{bound}", xlabel="estimated ms", ylabel=scale.name
+    )
     axes.legend(frameon=False)
 
 
 def _draw_sizes(axes: Any, contents: Contents) -> None:
     scale = _Scale(contents.sizes[-1].kept_peak_bytes)
-    at, mark = [size.x for size in contents.sizes], "-" if contents.one_way else "."
-    axes.plot(at, [scale(s.kept_peak_bytes) for s in contents.sizes], mark, color=_KEEP,
+    sizes = [size for size in contents.sizes if size.at_most_as is None]
+    at, mark = [size.x for size in sizes], "-" if contents.one_way else "."
+    axes.plot(at, [scale(s.kept_peak_bytes) for s in sizes], mark, color=_KEEP,
               label="all kept")  # fmt: skip
-    axes.plot(at, [scale(s.recomputed_peak_bytes) for s in contents.sizes], mark, color=_AGAIN,
+    axes.plot(at, [scale(s.recomputed_peak_bytes) for s in sizes], mark, color=_AGAIN,
               label="all recomputed")  # fmt: skip
-    axes.plot(at, [scale(s.plan_peak_bytes) for s in contents.sizes], mark, color=_PLAN,
+    axes.plot(at, [scale(s.plan_peak_bytes) for s in sizes], mark, color=_PLAN,
               label="mimose's plan")  # fmt: skip
     columns = contents.steps
     rows = zip(columns["x"], columns["peak"], columns["plan"], strict=True)
