@@ -45,6 +45,11 @@ REACH = 0.02
 """How far beyond the largest size seen predictions go, as a share of it."""
 _EXACT_REACH = 0.1
 """The same for a fit without a visible error."""
+_MOST_UNCERTAIN = 0.25
+"""How far off an extrapolated peak may be, as a share of it, to be worth telling."""
+_PER_SIZE = 0.1
+"""The least that it may be off at twice the largest size seen; in proportion elsewhere. Another
+moment of the step may have become the highest: 9 % at twice the largest, of an encoder."""
 _STEEPEST = 6
 """The power of a size with which memory grows at most. Attention over square images: the fourth."""
 
@@ -111,8 +116,9 @@ class Fit:
         if rank < features.shape[1]:
             return None
         left_out = _leave_one_out(features, values, coefficients)
-        peaks = _all_peaks(observations, values)
-        wrong = np.abs(_all_peaks(observations, left_out) - peaks) / peaks
+        fixed = tuple(run.fixed for run in observations[-1].runs)
+        peaks = _all_peaks(fixed, values)
+        wrong = np.abs(_all_peaks(fixed, left_out) - peaks) / peaks
         # The smallest and the largest do not count: a fit of the others would have to reach beyond
         # its range for them, as predictions never do.
         volume = values.sum(1)
@@ -125,7 +131,7 @@ class Fit:
             kinked=np.max(np.abs(values - left_out) / peaks[:, :1], axis=0) > _EXACT_ERROR,
             error=float(wrong.max()),
             times=Times.of(observations),
-            fixed=tuple(run.fixed for run in observations[-1].runs),
+            fixed=fixed,
         )
 
     def predict(self, size: InputSize) -> Profile | None:
@@ -146,6 +152,32 @@ class Fit:
             if len(point) == 1:  # a fit of sizes that lie close together may shoot up
                 row = np.minimum(row, self.values.max(0) * (1 + beyond) ** _STEEPEST)
         return self._profile(size, np.maximum(row, 0))
+
+    def extrapolate(self, size: InputSize) -> tuple[Profile, float] | None:
+        """The profile at a size beyond those seen, and how far off its peaks may be, as a share.
+
+        For questions, not for plans: memory is taken to go on growing as it did between the sizes
+        seen. None where nobody can say, and where the answer would be a guess.
+        """
+        point = self.shape.covering_point(size)
+        if point is None or not self.fair:
+            return None
+        features = np.array(self.shape.features(point))
+        row = self._within_neighbours(point, np.dot(features, self.coefficients))
+        uncertainty = max(self._uncertainty(features, row), _PER_SIZE * self.beyond(size))
+        if uncertainty > _MOST_UNCERTAIN:
+            return None
+        return self._profile(size, np.maximum(row, 0)), uncertainty
+
+    def _uncertainty(self, features: Floats, row: Floats) -> float:
+        """Three standard errors of the peaks, all kept and all recomputed, as a share of them."""
+        seen = np.array([self.shape.features(point) for point in self.points])
+        peaks = _all_peaks(self.fixed, self.values)
+        inverse = np.linalg.pinv(seen)
+        residual = peaks - seen @ (inverse @ peaks)
+        spread = np.sqrt((residual**2).sum(0) / max(1, len(seen) - seen.shape[1]))
+        leverage = 1 + ((features @ inverse) ** 2).sum()
+        return float((3 * spread * np.sqrt(leverage) / _all_peaks(self.fixed, row[None])[0]).max())
 
     def covers(self, size: InputSize) -> bool:
         return self.beyond(size) == 0
@@ -307,7 +339,7 @@ def _leave_one_out(features: Floats, values: Floats, coefficients: Floats) -> Fl
     return values - residual
 
 
-def _all_peaks(observations: Sequence[StepObservation], rows: Floats) -> Floats:
+def _all_peaks(fixed: Sequence[bool], rows: Floats) -> Floats:
     """The peaks, all kept and all recomputed, of each observation if its values were these.
 
     As `timeline.peak` has them, for all observations at once.
@@ -316,14 +348,14 @@ def _all_peaks(observations: Sequence[StepObservation], rows: Floats) -> Floats:
     head = rows[:, -_OF_STEP:-2].max(1)
     tail = rows[:, -2]
     kept, highest, strictest = np.zeros(len(rows)), np.ones(len(rows)), np.ones(len(rows))
-    for k, run in enumerate(observations[-1].runs):
+    for k, stays in enumerate(fixed):
         at = k * len(_QUANTITIES)
         start, forward, entry, saved, spike, back, out, idle, gap = rows[:, at : at + 9].T
         again = np.maximum(forward, gap)
-        if not run.fixed:
+        if not stays:
             again = np.maximum(again, entry + np.maximum(spike, saved + back))
         strictest = np.maximum(strictest, again)
-        if run.fixed:
+        if stays:
             highest = np.maximum(highest, kept + again)
             continue
         need = np.maximum(start + spike, entry - idle + saved + back)

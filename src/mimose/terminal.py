@@ -21,23 +21,26 @@ def forecast_table(forecast: Forecast) -> RenderableType:
     """Budgets and what each would mean."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     names = ["budget", "ms a step", "again, ms", "recomputed", "too large"]
+    names += ["unknown"] if forecast.unknown_share else []
     names += ["largest n", "batch"] if forecast.dimension is not None else ["batch"]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for row in forecast.rows:
-        table.add_row(*_cells(row, forecast.dimension is not None))
+        table.add_row(*_cells(row, forecast))
     return Group(table, *(Text(line) for line in _remarks(forecast)))
 
 
-def _cells(row: Row, has_lengths: bool) -> list[str]:
+def _cells(row: Row, forecast: Forecast) -> list[str]:
     cells = [
         text_of(row.budget_bytes),
         "–" if row.step_seconds is None else f"{row.step_seconds * 1e3:.1f}",
         f"{row.recompute_seconds * 1e3:.1f}",
         f"{row.recomputed_share:.0%}",
-        f"{row.too_large_share:.0%}" if row.too_large_share else "–",
+        _range(row.too_large_range),
     ]
-    if has_lengths:
+    if forecast.unknown_share:
+        cells.append(f"{forecast.unknown_share:.0%}")
+    if forecast.dimension is not None:
         reach = row.largest
         about = "≈ " if reach and reach.extrapolated else ""
         cells.append(f"{about}{reach.length}" if reach else "–")
@@ -45,11 +48,22 @@ def _cells(row: Row, has_lengths: bool) -> list[str]:
     return cells
 
 
+def _range(shares: tuple[float, float]) -> str:
+    """A share between these two; a dash for none."""
+    low, high = (f"{share:.0%}" for share in shares)
+    if low != high:
+        return f"{low.removesuffix('%')}–{high}"
+    return high if shares[1] else "–"
+
+
 def _remarks(forecast: Forecast) -> list[str]:
+    known = "known " if forecast.unknown_share else ""
+    about, off = ("about ", f" (±{forecast.uncertainty:.0%})") if forecast.uncertainty else ("", "")
     lines = [
-        f"The largest of {forecast.sizes} input sizes is {forecast.largest}. Below "
-        f"{text_of(forecast.least_budget_bytes)} it does not fit, whatever is recomputed; from "
-        f"{text_of(forecast.easy_budget_bytes)} on everything is kept.",
+        f"The largest of {forecast.sizes} {known}input sizes is {forecast.largest}. Below {about}"
+        f"{text_of(forecast.least_budget_bytes)}{off} it does not fit, whatever is recomputed; "
+        f"from {about}{text_of(forecast.easy_budget_bytes)}{off} on "
+        f"{'every block of these sizes' if known else 'everything'} is kept.",
         "again: time of that spent recomputing; recomputed: share of block runs; too large: share "
         "of steps that do not fit.",
         f"batch: about the largest that fits at {forecast.largest}, everything recomputed."
@@ -57,10 +71,15 @@ def _remarks(forecast: Forecast) -> list[str]:
             f" largest n: the longest {forecast.dimension} that fits." if forecast.dimension else ""
         ),
     ]
-    if forecast.beyond_share > 0:
+    if forecast.extrapolated_share:
         lines.append(
-            f"{forecast.beyond_share:.1%} of the steps are larger than anything that was seen, and "
-            "are left out."
+            f"{forecast.extrapolated_share:.1%} of the steps are larger than anything that was "
+            "recorded: told as if memory went on growing as it did."
+        )
+    if forecast.unknown_share:
+        lines.append(
+            f"unknown: {forecast.unknown_share:.1%} of the steps are of sizes of which too little "
+            "was recorded to tell what they take; times and shares of runs leave them out."
         )
     return lines
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from mimose.errors import ArgumentError
 from mimose.inputs import InputSize
+from mimose.knowledge import Estimate
 from mimose.outlook import Outlook
 from mimose.shapes import Shape
 from mimose.timeline import Profile, peak
@@ -35,6 +36,8 @@ class Row:
     """The share of block runs that are recomputed."""
     too_large_share: float
     """The share of steps that do not fit, whatever is recomputed."""
+    too_large_range: tuple[float, float]
+    """The same if extrapolated peaks are as low, and as high, as they may be."""
     largest: Reach | None
     """The largest input that fits at the usual batch."""
     largest_batch: int | None
@@ -60,10 +63,15 @@ class Forecast:
     easy_budget_bytes: int
     """From this on nothing is ever recomputed."""
     largest: str
-    """The largest input of the distribution."""
+    """The largest input of the distribution, of those whose costs can be told."""
+    uncertainty: float
+    """How far off both budgets may be, as a share of them: 0 if its costs need no extrapolation."""
     sizes: int
-    beyond_share: float
-    """The share of steps left out: larger than anything that was seen."""
+    extrapolated_share: float
+    """The share of steps that are larger than anything that was seen: their costs are those that
+    would follow if memory went on growing as it did."""
+    unknown_share: float
+    """The share of steps whose costs cannot be told: times and shares of runs leave them out."""
     dimension: str | None
     """What `Reach.length` is a length of: the shape of the inputs, with n in it."""
 
@@ -131,25 +139,28 @@ def forecast(
     lengths: Lengths | None = None,
 ) -> Forecast:
     """What each budget would mean for steps of these sizes, which come as often as they weigh."""
-    profiles = {size: outlook.profile(size) for size in weights}
-    known = {size: profile for size, profile in profiles.items() if profile is not None}
+    estimates = {size: outlook.extrapolate(size) for size in weights}
+    known = {size: estimate for size, estimate in estimates.items() if estimate is not None}
     if not known:
         raise ArgumentError(
             "nothing is known of these sizes: record more steps (about ten, of differing size)"
         )
     total = sum(weights.values())
-    shares = {size: weights[size] / sum(weights[s] for s in known) for size in known}
-    largest = max(known, key=lambda size: outlook.easy_budget(known[size]))
-    least = max(outlook.least_budget(profile) for profile in known.values())
-    easy = max(outlook.easy_budget(profile) for profile in known.values())
+    shares = {size: weights[size] / total for size in known}
+    profiles = {size: estimate.profile for size, estimate in known.items()}
+    largest = max(known, key=lambda size: outlook.easy_budget(profiles[size]))
+    least = max(map(outlook.least_budget, profiles.values()))
+    easy = max(map(outlook.easy_budget, profiles.values()))
     asked = budgets or _spread(least, easy, outlook.budget_bytes)
     return Forecast(
-        rows=tuple(_row(outlook, known, shares, b, known[largest], lengths) for b in asked),
+        rows=tuple(_row(outlook, known, shares, b, profiles[largest], lengths) for b in asked),
         least_budget_bytes=least,
         easy_budget_bytes=easy,
         largest=str(largest),
+        uncertainty=known[largest].uncertainty,
         sizes=len(known),
-        beyond_share=1 - sum(weights[size] for size in known) / total,
+        extrapolated_share=sum(shares[s] for s in known if outlook.knowledge.beyond(s)),
+        unknown_share=sum(weights[s] for s in weights if s not in known) / total,
         dimension=lengths.pattern if lengths else None,
     )
 
@@ -162,26 +173,33 @@ def _spread(least: int, easy: int, had: int | None) -> list[int]:
 
 def _row(
     outlook: Outlook,
-    known: Mapping[InputSize, Profile],
+    known: Mapping[InputSize, Estimate],
     shares: Mapping[InputSize, float],
     budget: int,
     largest: Profile,
     lengths: Lengths | None,
 ) -> Row:
-    again, runs, recomputed, too_large, step = 0.0, 0.0, 0.0, 0.0, 0.0
-    for size, profile in known.items():
-        plan, share = outlook.plan(profile, budget), shares[size]
-        again += share * plan.recompute_seconds
+    again, runs, recomputed, step = 0.0, 0.0, 0.0, 0.0
+    too_large, at_least, at_most = 0.0, 0.0, 0.0
+    of_known = sum(shares.values())
+    for size, estimate in known.items():
+        profile, share = estimate.profile, shares[size]
+        plan = outlook.plan(profile, budget)
+        again += share / of_known * plan.recompute_seconds
         runs += share * len(profile.runs)
         recomputed += share * sum(plan.recompute)
+        step += share / of_known * (outlook.step_time.seconds(profile) if outlook.step_time else 0)
         too_large += 0.0 if plan.fits else share
-        step += share * (outlook.step_time.seconds(profile) if outlook.step_time else 0.0)
+        off = estimate.uncertainty * outlook.least_budget(profile)
+        at_least += share * (not plan.fits and outlook.least_budget(profile) - off > budget)
+        at_most += share * (not plan.fits or outlook.least_budget(profile) + off > budget)
     return Row(
         budget_bytes=budget,
         step_seconds=step + again if outlook.step_time else None,
         recompute_seconds=again,
         recomputed_share=recomputed / runs if runs else 0.0,
         too_large_share=too_large,
+        too_large_range=(at_least, at_most),
         largest=_reach(outlook, budget, lengths) if lengths and lengths.one_way else None,
         largest_batch=_largest_batch(outlook, largest, budget),
     )

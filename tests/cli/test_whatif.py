@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import mimose
 import models
@@ -13,6 +16,7 @@ from mimose.asking import Question
 from mimose.lengths import padded, parse_lengths
 from mimose.outlook import Outlook
 from mimose.playback import Recording, read_recording
+from mimose.terminal import forecast_table
 from mimose.whatif import Lengths, forecast
 from training import (
     adamw,
@@ -124,9 +128,44 @@ def test_samples_are_padded_to_the_longest_of_a_batch() -> None:
     assert padded({1: 1, 2: 1}, batch=3) == {1: 0.125, 2: 0.875}
 
 
-def test_lengths_never_seen_are_left_out_and_counted(question: Question) -> None:
-    weights = question.weights("50,100,1000,2000", samples=False)
-    assert question.forecast(weights).beyond_share == pytest.approx(0.5)
+def test_lengths_beyond_those_seen_are_told_with_their_uncertainty(question: Question) -> None:
+    model, _, _ = task("encoder")
+    weights = question.weights("50,100,400,400", samples=False)
+    asked = question.forecast(weights)
+    assert asked.largest == "4×400"
+    assert asked.extrapolated_share == pytest.approx(0.5)
+    assert asked.unknown_share == 0.0
+    assert 0 < asked.uncertainty < 0.2
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        train(model, texts([400]))
+        with counted() as counter:
+            train(model, texts([400] * 2))
+    real = counter.peak, peak_of_plain(model, texts([400] * 2))
+    for told, peak in zip((asked.least_budget_bytes, asked.easy_budget_bytes), real, strict=True):
+        needed = told * (1 - question.outlook.reserve_share)
+        assert abs(needed - peak) <= asked.uncertainty * needed
+
+
+def test_where_it_depends_on_an_extrapolation_whether_a_size_fits_a_range_is_told(
+    question: Question,
+) -> None:
+    weights = question.weights("50,320", samples=False)
+    least = question.forecast(weights).least_budget_bytes
+    near, far = question.forecast(weights, [least, 2 * least]).rows
+    assert near.too_large_range == (0.0, 0.5)
+    assert far.too_large_range == (0.0, 0.0)
+
+
+def test_lengths_of_which_nothing_can_be_told_are_counted_in_the_table(question: Question) -> None:
+    weights = question.weights("50,100,5000,9000", samples=False)
+    asked = question.forecast(weights)
+    assert asked.unknown_share == pytest.approx(0.5)
+    assert asked.largest == "4×100"
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(forecast_table(asked))
+    text = console.export_text()
+    assert re.search(r"too large +unknown", text)
+    assert "on every block of these sizes is kept" in text
 
 
 def test_a_length_becomes_a_size_of_the_recorded_shape(recording: Recording) -> None:
