@@ -64,10 +64,19 @@ class MimoseWarning(UserWarning):
 def warn(message: str) -> None:
     """Say something that the owner of a run should know, at the line of theirs that led here."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None and _is_library(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, MimoseWarning, stacklevel=level)
 
 
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in ("mimose", "torch")
+_LIBRARIES = frozenset(
+    {
+        *("mimose", "torch", "transformers", "accelerate", "trl", "peft"),
+        *("lightning", "pytorch_lightning", "lightning_fabric", "contextlib", "functools"),
+    }
+)
+"""Whose lines lie between the owner's and ours."""
+
+
+def _is_library(module: str) -> bool:
+    return module.partition(".")[0] in _LIBRARIES

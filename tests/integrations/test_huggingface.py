@@ -97,6 +97,15 @@ def test_disable_leaves_the_trainer_as_it_was() -> None:
     assert enabled.handle is None
 
 
+def test_warnings_point_at_the_line_that_called_train() -> None:
+    trainer = trainer_of(max_steps=6)
+    enable(trainer, "1MiB")
+    with pytest.warns(MimoseWarning) as said:
+        trainer.train()
+    places = {Path(warning.filename).name for warning in said if warning.category is MimoseWarning}
+    assert places == {Path(__file__).name}
+
+
 def test_a_model_is_no_trainer() -> None:
     with pytest.raises(mimose.ArgumentError, match=r"not a Linear.*call mimose\.auto_checkpoint"):
         enable(torch.nn.Linear(2, 2), "1GiB")  # type: ignore[arg-type]
