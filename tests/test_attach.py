@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import logging
 import pickle
 import random
 import types
@@ -366,6 +367,24 @@ def test_block_that_cannot_be_recomputed_is_found_out_at_once_and_kept(
         model(x).pow(2).sum().backward()  # a second warning would be an error
     assert_same_gradients(model, plain)
     assert listener.blocks == [2, 0] * steps
+
+
+def test_several_blocks_of_a_kind_that_cannot_be_recomputed_are_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = nn.Sequential(*(RemembersItsCalls() for _ in range(3)))
+    attach(model, blocks=RemembersItsCalls)
+    with caplog.at_level(logging.INFO, "mimose"), pytest.warns(MimoseWarning) as said:
+        model(torch.randn(3, 4))
+    (warning,) = (str(warning.message) for warning in said)
+    assert warning.startswith("block '0' cannot be recomputed: ")
+    assert "exclude='0'" in warning
+    assert "Which of 2 more" in warning
+    logged = [line for line in caplog.messages if "cannot be recomputed" in line]
+    assert [line.partition("cannot")[0] for line in logged] == [
+        "mimose: block '1' ",
+        "mimose: block '2' ",
+    ]
 
 
 class RunsOutTheSecondTime(Odd):

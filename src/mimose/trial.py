@@ -6,6 +6,8 @@ The first time that a block is to be recomputed it is tried: run, recomputed at 
 from __future__ import annotations
 
 import functools
+import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +26,8 @@ from mimose.rehearsal import Rehearsal
 from mimose.seat import Seat
 from mimose.traces import Exchanged, FirstLook, Imprint, Traces, parameter_places
 
+log = logging.getLogger("mimose")
+
 _MOST_ATTEMPTS = 3
 """How often a block is tried for which there is no memory."""
 
@@ -39,6 +43,20 @@ class Tried:
         """Whether an early stop spares anything, by kind of block: counting is slow."""
         self.makes: set[Hashable] = set()
         """What was recomputed and compared: how a block is made, and what its forward saved."""
+        self.classes: Counter[type[nn.Module]] = Counter()
+        """How many blocks there are of each class."""
+        self._told: set[tuple[type[nn.Module], str]] = set()
+
+    def tell(self, block: TrialSeat, what: str, remedy: str = "") -> None:
+        """Warn of a block; of others of its class of which the same is to be said, only log it."""
+        kind = type(block.module)
+        if (kind, what) in self._told:
+            log.info("mimose: block %r %s", block.name, what)
+            return
+        self._told.add((kind, what))
+        others = self.classes[kind] - 1
+        alike = f". Which of {others} more {kind.__name__} this is true of is logged (INFO)"
+        warn(f"block {block.name!r} {what}{remedy}{alike if others else ''}")
 
 
 class TrialSeat(Seat):
@@ -66,6 +84,7 @@ class TrialSeat(Seat):
         """What the listener is told of the coming run; the director may set it."""
         self.listener: Listener | None = None
         self.tried = tried
+        tried.classes[type(block.module)] += 1
         self.trusted: bool | None = None
         """Whether it can be recomputed; not known before its first run."""
         self.attempts = 0
@@ -146,9 +165,10 @@ class TrialSeat(Seat):
         if moved:
             frame.found = _Found((frame.found, Snapshot(moved)))
             self._settle(self.changing + moved, self.traces)
-            warn(
-                f"block {self.name!r} changes its buffer {moved[0][1]!r} from now on, which it had "
-                "left alone: the recompute of this one step starts from the changed value"
+            self.tried.tell(
+                self,
+                f"changes its buffer {moved[0][1]!r} from now on, which it had left alone: the "
+                "recompute of this one step starts from the changed value",
             )
         return out
 
@@ -214,10 +234,11 @@ class TrialSeat(Seat):
         self.attempts += 1
         if self.attempts == _MOST_ATTEMPTS:
             self._trust(buffers, traces)
-            warn(
-                f"block {self.name!r} is too large to be tried: with its activations there twice, "
-                "memory ran out. It is recomputed all the same; that its recompute gives what its "
-                "forward gave is not compared"
+            self.tried.tell(
+                self,
+                "is too large to be tried: with its activations there twice, memory ran out. It is "
+                "recomputed all the same; that its recompute gives what its forward gave is not "
+                "compared",
             )
 
     def _rehearsed(self, frame: Frame, out: Any) -> Rehearsal | None:
@@ -243,10 +264,8 @@ class TrialSeat(Seat):
 
     def _distrust(self, problem: str) -> None:
         self.trusted = False
-        warn(
-            f"block {self.name!r} cannot be recomputed: {problem}. It is kept from now on; "
-            f"exclude={self.name!r} says so in advance"
-        )
+        what = f"cannot be recomputed: {problem}. It is kept from now on"
+        self.tried.tell(self, what, f"; exclude={self.name!r} says so in advance")
 
     def _trust(self, buffers: Snapshot, traces: Traces) -> None:
         self._settle(list({*buffers.changed(), *norm_places(self.module)}), traces)
