@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import pickle
 import random
 import weakref
@@ -299,6 +300,23 @@ def test_plans_get_stricter_with_each_attempt_and_end_with_everything() -> None:
             handle.retry(step, max(batches, key=lambda b: b["input_ids"].shape[1]))
     kept = [plan.count("K") for plan in plans]
     assert kept[0] > kept[1] > kept[2] == 0
+
+
+def test_the_log_says_what_is_done_when_memory_runs_out(caplog: pytest.LogCaptureFixture) -> None:
+    model, fuse = models.Encoder(), Fuse()
+    fuse.on_forward(model.head)
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        for batch in texts([20] * 4):
+            handle.retry(one_backward, model, batch)
+        fuse.arm(times=99)
+        with caplog.at_level(logging.WARNING, "mimose"), pytest.raises(OutOfMemory):
+            handle.retry(one_backward, model, texts([20])[0])
+    start = "mimose: memory ran out at input 4×20; the step is "
+    assert [line.removeprefix(start) for line in caplog.messages] == [
+        "run again with more blocks recomputed",
+        "run again with every block recomputed",
+        "not run again",
+    ]
 
 
 def test_what_does_not_fit_at_all_is_an_error_with_sizes_and_remedy() -> None:

@@ -35,7 +35,7 @@ def test_explain_before_a_relative_budget_is_settled_says_what_it_can() -> None:
     model, batch = models.Encoder(), texts([50])[0]
     with mimose.auto_checkpoint(model, "50%") as handle:
         assert handle.explain(**batch).budget_bytes is None
-        assert "a relative budget" in repr(handle)
+        assert "50% of the device" in repr(handle)
         assert "nothing is known" in str(handle.explain(**batch))
 
 

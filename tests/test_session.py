@@ -59,6 +59,21 @@ def test_planning_begins_after_at_most_five_observed_steps_and_is_said_once(
     assert int(observed[1]) <= 5
 
 
+@pytest.mark.parametrize(
+    ("budget", "told"), [("1GiB", "1.00 GiB"), ("7%", "7% of the device"), ("auto", "what is free")]
+)
+def test_attaching_says_in_one_line_what_was_found(
+    caplog: pytest.LogCaptureFixture, budget: str, told: str
+) -> None:
+    with caplog.at_level(logging.INFO, "mimose"):
+        mimose.auto_checkpoint(models.Encoder(), budget)
+    (line,) = caplog.messages
+    assert line == (
+        "mimose is attached to Encoder: 3 blocks encoder.layers.* (TransformerEncoderLayer), "
+        f"budget {told}, on cpu"
+    )
+
+
 @pytest.mark.parametrize("enforce", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_peak_stays_within_a_budget_that_plain_training_exceeds(name: str, enforce: bool) -> None:

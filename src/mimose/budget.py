@@ -38,6 +38,11 @@ class Budget:
     def is_auto(self) -> bool:
         return self.total_bytes is None and self.share is None
 
+    def __str__(self) -> str:
+        if self.total_bytes is not None:
+            return text_of(self.total_bytes)
+        return "what is free" if self.share is None else f"{100 * self.share:g}% of the device"
+
     def in_bytes(self, *, device_bytes: int, free_bytes: int, own_bytes: int) -> int:
         """The bytes that this process may hold, on a device of which so much is free.
 

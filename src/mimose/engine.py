@@ -450,12 +450,11 @@ class Engine:
         """From now on, plan so strictly."""
         self._scheduler.strictness = strictness
 
-    def give_up_step(self, why: str) -> bool:
+    def give_up_step(self) -> bool:
         """Forget the step that failed; whether it kept anything."""
         step, self._step, self._announced_size = self._last_step, None, None
         self._after_broken_step, self._forward_failed = True, False
         self._stats.recoveries += 1
-        self._herald.ran_out(self._latest_size, why)
         # One that is over is not the one that failed: that never got to its first block.
         planned = step if isinstance(step, PlannedStep) and not step.over else None
         if self._setting is not None:
@@ -468,6 +467,10 @@ class Engine:
         self._scheduler.failed(step)
         return step.kept_anything
 
+    def tell_of_failure(self, why: str, what_now: str) -> None:
+        """Say that memory ran out, and what is done about it."""
+        self._herald.ran_out(self._latest_size, why, what_now)
+
     def failed_in_forward(self) -> bool:
         """Whether the model's forward was still running when memory ran out."""
         return self._forward_failed
@@ -477,7 +480,7 @@ class Engine:
         if self._setting is not None:
             self._setting.forgive_failures()
         size = self._latest_size or "of unknown size"
-        budget = text_of(self.budget_bytes) if self.budget_bytes else "what is free"
+        budget = text_of(self.budget_bytes) if self.budget_bytes else str(self._budget)
         base = text_of(self._stats.last_base_bytes)
         return (
             f"input {size} does not fit with every block recomputed: the budget is {budget}, of "

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 
+import torch
+
 from mimose.allocator import ALLOCATOR_SETTINGS
-from mimose.budget import text_of
+from mimose.budget import Budget, text_of
 from mimose.errors import warn
 from mimose.inputs import InputSize
 from mimose.plan import Plan
@@ -21,6 +23,10 @@ class Herald:
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
         self._said_too_little = False
+
+    def attached(self, model: str, blocks: str, budget: Budget, device: torch.device) -> None:
+        """mimose is on a model from now on."""
+        log.info("mimose is attached to %s: %s, budget %s, on %s", model, blocks, budget, device)
 
     def planning_begins(
         self, setting: Setting, blocks: int, observed_steps: int, allocator_left: str | None
@@ -57,10 +63,13 @@ class Herald:
             self._tell_that_none_fits(setting, in_use_bytes)
             return
         does = "under this plan" if plan.kept else "with every block recomputed"
+        needed = in_use_bytes + plan.peak_bytes
+        missing = needed - (setting.budget_bytes - setting.reserve.least)
         message = (
-            f"input {size} needs {text_of(in_use_bytes + plan.peak_bytes)} {does}; the budget is "
-            f"{text_of(setting.budget_bytes)}, of which {text_of(setting.reserve.least)} are held "
-            "in reserve: raise memory_budget or shorten the batch. Training goes on"
+            f"input {size} needs {text_of(needed)} {does}, {text_of(missing)} more than the budget "
+            f"of {text_of(setting.budget_bytes)} leaves after its reserve of "
+            f"{text_of(setting.reserve.least)}: raise memory_budget or shorten the batch. Training "
+            "goes on"
         )
         self._record("budget too small", message)
         warn(message)
@@ -80,9 +89,9 @@ class Herald:
         log.info("mimose: %s", what)
         self._record("regime", what)
 
-    def ran_out(self, size: InputSize | None, why: str) -> None:
+    def ran_out(self, size: InputSize | None, why: str, what_now: str) -> None:
         """A step has run out of memory."""
-        log.warning("mimose: memory ran out at input %s", size)
+        log.warning("mimose: memory ran out at input %s; %s", size, what_now)
         self._record("recovery", why)
 
     def recomputed_instead(self, block: str) -> None:

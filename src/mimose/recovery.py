@@ -15,6 +15,8 @@ from mimose.scheduler import AS_PLANNED, EVERYTHING, STRICTER
 
 T = TypeVar("T")
 
+_NOT_AGAIN = "the step is not run again"
+
 
 class Patient(Protocol):
     """Whose steps are to be run again."""
@@ -24,8 +26,11 @@ class Patient(Protocol):
     def failed_in_forward(self) -> bool:
         """Whether the model's forward was still running when memory ran out."""
 
-    def give_up_step(self, why: str) -> bool:
+    def give_up_step(self) -> bool:
         """Forget the step that failed; whether it kept anything."""
+
+    def tell_of_failure(self, why: str, what_now: str) -> None:
+        """Say that memory ran out, and what is done about it."""
 
     def does_not_fit(self) -> str:
         """What cannot be helped, in words and numbers."""
@@ -54,13 +59,17 @@ def recover(patient: Patient, function: Callable[..., T], args: Any, kwargs: Any
         bound = _why_bound(start, spoken, patient)
         gc.collect()
         start.rewind()
-        kept_something = patient.give_up_step(why)
+        kept_something = patient.give_up_step()
         if bound is not None:
+            patient.tell_of_failure(why, _NOT_AGAIN)
             raise OutOfMemory(f"{why}. {bound}{_left_behind(start)}")
         if strictness == EVERYTHING:
+            patient.tell_of_failure(why, _NOT_AGAIN)
             said = f"{patient.does_not_fit()}{_left_behind(start)}"
             raise OutOfMemory(f"{said}. The last attempt failed with: {why}")
         strictness = STRICTER if kept_something and strictness == AS_PLANNED else EVERYTHING
+        blocks = "more blocks" if strictness == STRICTER else "every block"
+        patient.tell_of_failure(why, f"the step is run again with {blocks} recomputed")
 
 
 def _why_bound(start: Restart, spoken: Spoken, patient: Patient) -> str | None:

@@ -25,6 +25,7 @@ from torch import nn
 
 from mimose.allocator import refuse_choice
 from mimose.attach import Attachment
+from mimose.block_names import described
 from mimose.blocks import Selector, find_blocks
 from mimose.budget import parse_budget, text_of
 from mimose.bypass import Tripwire, refuse_compiled, refuse_lazy
@@ -166,7 +167,9 @@ class Mimose(Engine):
         self._agreement = Agreement(self._attachment.seats)
         self._tripwire = Tripwire(model, found)
         self._root.take()
-        self._set_allocator_up(_first_device(model))
+        device = _first_device(model)
+        self._herald.attached(type(model).__name__, described(found), budget, device)
+        self._set_allocator_up(device)
 
     # What people call
 
@@ -183,7 +186,7 @@ class Mimose(Engine):
 
     def __repr__(self) -> str:
         state = "attached" if self.attached else "detached"
-        budget = text_of(self.budget_bytes) if self.budget_bytes else "a relative budget"
+        budget = text_of(self.budget_bytes) if self.budget_bytes else str(self._budget)
         return f"<mimose on {len(self._names)} blocks, {budget}, {state}>"
 
     def _repr_html_(self) -> str:
