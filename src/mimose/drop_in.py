@@ -28,9 +28,9 @@ def checkpoint(
 ) -> Any:
     """Call `function` now, keep none of its activations, rebuild them in the backward.
 
-    A drop-in for `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)` that costs less and
-    updates the buffers of the modules behind `function` once, not twice. `context_fn`, `debug` and
-    devices other than CPU and CUDA are handed to torch's own implementation.
+    A drop-in for `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)` that updates
+    the buffers of the modules behind `function` once, not twice. `context_fn`, `debug` and devices
+    other than CPU and CUDA are handed to torch's own implementation.
 
     >>> layer = torch.nn.Linear(4, 4)
     >>> checkpoint(layer, torch.ones(2, 4)).sum().backward()

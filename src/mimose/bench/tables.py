@@ -30,8 +30,9 @@ _HOW_TO_READ = """\
 - *What deciding costs*, in iterations of the oracle. Collector: observed steps beyond what the
   oracle took for them; estimator: fitting and predicting; planner: from a step's first block to its
   plan, predicting aside. Host time counts in full, also where the device was busy meanwhile. The
-  whole difference holds the machine's noise as well. Last column: how much longer a planned step
-  took, on average, where the oracle recomputed as many blocks: reading memory, opening and closing
+  whole difference holds the machine's noise as well. Parts in 1,000 steps are extrapolated:
+  observing once, decisions by how many steps and sizes there are. Last column: how much longer a
+  planned step took, on average, where the oracle recomputed as many blocks: reading memory, opening and closing
   the step, deciding, and noise.
 - *Where the time goes*: seconds of a whole run of mimose. Recomputing as its estimator accounts for
   it, observing beyond plain training, deciding on the host; the rest is what remains.
