@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -12,12 +13,12 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from mimose.bench import schedule
+from mimose.bench import circumstances, schedule
 from mimose.bench.command import app
 from mimose.bench.extras import MissingExtra, need
 from mimose.bench.records import Code, read
 from mimose.bench.report import BEGIN, END
-from mimose.bench.source import PACKAGE, git_hash
+from mimose.bench.source import PACKAGE, git_hash, source
 
 QUICKLY = (
     *("--tasks", "TC-Bert", "--steps", "8", "--rounds", "1", "--tight", "50"),
@@ -125,6 +126,21 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_continued(
     assert len(calls) == 3
     assert {r.contestant for r in read(path).records.values()} == {"plain", "mimose"}
     assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_code_without_a_commit_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "__init__.py").touch()
+    elsewhere = functools.partial(source, package=tmp_path)
+    monkeypatch.setattr(circumstances, "source", elsewhere)
+    for name in ("MIMOSE_COMMIT", "MIMOSE_TREE"):
+        monkeypatch.delenv(name, raising=False)
+    words = [word for word in PAIR if word != "--allow-dirty"]
+    result = bench(*words, "--out", tmp_path / "x.jsonl")
+    assert result.exit_code == 2
+    assert "results could not be traced to a commit" in result.output
+    assert not (tmp_path / "x.jsonl").exists()
 
 
 def test_a_time_limit_stops_between_runs(tmp_path: Path) -> None:
