@@ -32,8 +32,8 @@ _HOW_TO_READ = """\
   plan, predicting aside. Host time counts in full, also where the device was busy meanwhile. The
   whole difference holds the machine's noise as well. Parts in 1,000 steps are extrapolated:
   observing once, decisions by how many steps and sizes there are. Last column: how much longer a
-  planned step took, on average, where the oracle recomputed as many blocks: reading memory, opening and closing
-  the step, deciding, and noise.
+  planned step took, on average, where the oracle recomputed as many blocks: reading memory, opening
+  and closing the step, deciding, and noise.
 - *Where the time goes*: seconds of a whole run of mimose. Recomputing as its estimator accounts for
   it, observing beyond plain training, deciding on the host; the rest is what remains.
 - *Estimators*: of the peak above the step's start with everything kept, at sizes that were not
