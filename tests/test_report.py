@@ -7,13 +7,14 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 import mimose
 import models
 from mimose.integrations.metrics import Interval
 from mimose.pace import Pace
 from mimose.report import Stats
-from training import adamw, counted, task, texts, train
+from training import adamw, bert, counted, labelled, task, texts, train
 
 
 def test_explain_before_the_first_step_says_that_nothing_is_known() -> None:
@@ -37,6 +38,36 @@ def test_explain_before_a_relative_budget_is_settled_says_what_it_can() -> None:
         assert handle.explain(**batch).budget_bytes is None
         assert "50% of the device" in repr(handle)
         assert "nothing is known" in str(handle.explain(**batch))
+
+
+def test_a_batch_that_was_not_unpacked_is_refused_with_the_way_to_write_it() -> None:
+    with mimose.auto_checkpoint(models.Encoder(), "64MiB") as handle:
+        with pytest.raises(mimose.ArgumentError, match=r"input_ids.*write explain\(\*\*batch\)"):
+            handle.explain(texts([50])[0])
+        with pytest.raises(mimose.ArgumentError, match="missing a required argument: 'input_ids'"):
+            handle.explain(tokens=torch.zeros(4, 50))
+
+
+def test_a_model_that_takes_a_batch_as_one_argument_is_explained_by_it() -> None:
+    class OfBatches(models.Encoder):
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return super().forward(**batch)
+
+    model, batch = OfBatches(), texts([50])[0]
+    with mimose.auto_checkpoint(model, "64MiB") as handle:
+        handle.explain(batch)
+        for _ in range(3):
+            model(batch).sum().backward()
+        assert handle.explain(batch).plan is not None
+
+
+def test_arguments_other_than_in_training_are_told() -> None:
+    model = bert()
+    with mimose.auto_checkpoint(model, "64MiB") as handle:
+        train(model, labelled([50] * 3))
+        told = str(handle.explain(**texts([50])[0]))
+    assert "training gave the model input_ids (2-d), labels (1-d), and this is input_ids" in told
+    assert "nothing is known of this size" not in told
 
 
 def test_explain_does_not_take_part_in_training() -> None:

@@ -155,6 +155,39 @@ def input_size(
     return InputSize(tuple(layout), tuple(dims))
 
 
+def refuse_other_arguments(
+    forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Refuse what `explain` was given if the model's forward could not be called with it."""
+    try:
+        signature = inspect.signature(forward)
+    except (TypeError, ValueError):
+        return
+    if len(args) == 1 and not kwargs and isinstance(args[0], Mapping):
+        keys = [str(key) for key in args[0]]
+        if keys and all(key in signature.parameters for key in keys):
+            raise ArgumentError(
+                "explain got the batch as one argument, and the model's forward takes "
+                f"{', '.join(keys)} each by name: write explain(**batch)"
+            )
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ArgumentError(
+            f"the model's forward cannot be called with this ({error}): explain takes what the "
+            "forward takes, like explain(**batch)"
+        ) from None
+
+
+def arguments_in_words(layout: Layout) -> str:
+    """The tensors of a layout, for people.
+
+    >>> arguments_in_words((("input_ids", 2), ("labels", 1)))
+    'input_ids (2-d), labels (1-d)'
+    """
+    return ", ".join(f"{name} ({rank}-d)" for name, rank in layout)
+
+
 def _rounded(dimension: int) -> int:
     grain = 1 << max(0, dimension.bit_length() - 9)
     return -(-dimension // grain) * grain

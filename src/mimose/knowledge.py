@@ -211,6 +211,12 @@ class Knowledge:
         estimator = self._preferred.get(size.layout)
         return [] if estimator is None else estimator.observations
 
+    @property
+    def layouts(self) -> list[Layout]:
+        """The arguments that steps began with, of both kinds, in the order in which they came."""
+        keys = (*self._estimators, *self.other._estimators)
+        return list(dict.fromkeys(_first_of(layout) for layout, _ in keys))
+
     def predict(self, size: InputSize) -> Profile | None:
         """The profile at `size`, without born gradients; None where too little is known."""
         estimator = self._preferred.get(size.layout)
@@ -428,3 +434,8 @@ class Knowledge:
     def _prefer(self, layout: Layout) -> None:
         fitting = [e for (of, _), e in self._estimators.items() if of == layout]
         self._preferred[layout] = max(fitting, key=lambda e: (len(e.pattern), len(e)))
+
+
+def _first_of(layout: Layout) -> Layout:
+    """The layout of a step's first pass."""
+    return InputSize(layout, (1,) * sum(rank for _, rank in layout)).passes[0].layout

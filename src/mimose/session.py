@@ -33,7 +33,13 @@ from mimose.collector import Ride
 from mimose.engine import Engine
 from mimose.errors import ArgumentError, ConflictError
 from mimose.identity import FORMAT, difference
-from mimose.inputs import SizeFunction
+from mimose.inputs import (
+    InputSize,
+    Layout,
+    SizeFunction,
+    arguments_in_words,
+    refuse_other_arguments,
+)
 from mimose.notebook import handle_html
 from mimose.planners import Guarded, Planner, planner_named
 from mimose.ranks import Agreement
@@ -212,8 +218,12 @@ class Mimose(Engine):
                 "explain takes a batch, as the model's forward does: explain(**batch)"
             )
         self._read_observations()
+        size = self._size_of(args, kwargs, self._argument_names)
+        known = self._scheduler.knowledge.layouts
+        if size.layout not in known and self._measure is None:
+            refuse_other_arguments(self._root.module.forward, args, kwargs)
         explanation = explain_plan(
-            size=self._scheduler.knowledge.whole(self._size_of(args, kwargs, self._argument_names)),
+            size=self._scheduler.knowledge.whole(size),
             blocks=self._names,
             knowledge=self._scheduler.knowledge,
             planner=self._scheduler.planner,
@@ -221,7 +231,10 @@ class Mimose(Engine):
             base_bytes=self._stats.last_base_bytes,
             floor=self._floor(),
         )
-        return replace(explanation, note=self._note(known=explanation.plan is not None))
+        note = self._note(known=explanation.plan is not None)
+        if known and size.layout not in known:
+            note = note or _other_arguments(size, known[0])
+        return replace(explanation, note=note)
 
     def _note(self, *, known: bool) -> str:
         if not self.attached:
@@ -291,6 +304,14 @@ class Mimose(Engine):
 def _first_device(model: nn.Module) -> torch.device:
     parameter = next(model.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _other_arguments(size: InputSize, trained: Layout) -> str:
+    return (
+        f"training gave the model {arguments_in_words(trained)}, and this is "
+        f"{arguments_in_words(size.layout)}: of other arguments nothing is known, explain takes "
+        "those of training"
+    )
 
 
 def _former_on(model: nn.Module) -> RootSeat | None:
