@@ -290,7 +290,7 @@ def demo(
         print(json.dumps(outcome.to_plain()))
     else:
         a_minute.tell(outcome)
-    _say(f"\nIts report: {a_minute.write_page(output)}")
+    _say(f"\nIts report: {a_minute.write_page(output, outcome)}")
 
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})

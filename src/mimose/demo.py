@@ -278,7 +278,7 @@ def compare(watcher: Watcher, record: Path | None = None) -> Outcome:
         run(number, Way(EVERYTHING, "recompute_all", "100%"))
         budget = (rounds[PLAIN][0].peak_bytes + rounds[EVERYTHING][0].peak_bytes) // 2
         run(number, Way(STATIC, "static", budget))
-        run(number, Way(OURS, "optimal", budget, record))
+        run(number, Way(OURS, "optimal", budget, record if number == ROUNDS else None))
     assert budget is not None
     return Outcome(shape, budget, {name: best_of(results) for name, results in rounds.items()})
 
@@ -327,13 +327,16 @@ def refuse_page(path: Path) -> None:
     refuse_file(path.with_suffix(".jsonl"), "the recording", like="demo.jsonl")
 
 
-def write_page(path: Path) -> Path:
-    """The page about the recording beside it."""
+def write_page(path: Path, outcome: Outcome) -> Path:
+    """The page about mimose's own run."""
     from mimose.page.contents import contents_of
     from mimose.page.html import page_of
     from mimose.playback import read_recording
 
-    contents = contents_of(read_recording(path.with_suffix(".jsonl")))
+    handle = outcome.results[OURS].handle
+    assert handle is not None
+    assert handle.recording is not None
+    contents = contents_of(read_recording(handle.recording))
     path.write_text(page_of(contents, "mimose: demo"), encoding="utf-8")
     return path.resolve()
 
@@ -353,11 +356,12 @@ def main() -> int:
         f"{shape.longest} tokens, on {device}: {STEPS + 1} steps each.\n"
     )
     try:
-        tell(compare(Quiet(), page.with_suffix(".jsonl")))
+        outcome = compare(Quiet(), page.with_suffix(".jsonl"))
+        tell(outcome)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    print(f"\nIts report: {write_page(page)}")
+    print(f"\nIts report: {write_page(page, outcome)}")
     return 0
 
 

@@ -18,7 +18,9 @@ are lost when a process is killed. A file may end anywhere: a line that was cut 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
+import logging
 import os
 import re
 import time
@@ -35,6 +37,8 @@ from mimose.inputs import InputSize, Layout
 from mimose.knowledge import Knowledge
 from mimose.observations import StepObservation
 from mimose.plan import Plan
+
+log = logging.getLogger("mimose")
 
 FORMAT = 1
 _LINES, _SECONDS = 64, 2.0
@@ -84,7 +88,10 @@ class Recorder:
     """Writes a run's lines; cheap enough for every step, and never in the way of training."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = own_path(Path(path))
+        wanted = own_path(Path(path))
+        self.path = unused_path(wanted)
+        if self.path != wanted:
+            log.warning("mimose: %s exists, so this run is recorded to %s", wanted, self.path)
         self._sink = _Sink(_opened(self.path))
         self._close = weakref.finalize(self, self._sink.close)
         self._began = self._opened_at = time.perf_counter()
@@ -234,11 +241,26 @@ def own_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
 
 
+def unused_path(path: Path) -> Path:
+    """The path itself or, if a run or anything else is recorded there, the next free number's.
+
+    >>> unused_path(Path("no-such-run.jsonl")).name
+    'no-such-run.jsonl'
+    """
+    names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
+    return next(free for free in itertools.chain([path], names) if _is_unused(free))
+
+
+def _is_unused(path: Path) -> bool:
+    """Whether there is no file, an empty one, or a device like /dev/null."""
+    return not path.exists() or path.is_dir() or path.stat().st_size == 0
+
+
 def refuse_unwritable(path: str | os.PathLike[str]) -> None:
     """Refuse a path that cannot be recorded to, and leave what is there as it is."""
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f'record={path!r} is no path: give a file\'s, record="run.jsonl"')
-    _opened(own_path(Path(path)), "ab").close()
+    _opened(unused_path(own_path(Path(path))), "ab").close()
 
 
 def _opened(path: Path, mode: Literal["ab", "wb"] = "wb") -> BinaryIO:

@@ -18,6 +18,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar, final
 
 import torch
@@ -91,7 +92,8 @@ def auto_checkpoint(
         allocator: `"auto"` sets PyTorch's CUDA allocator up for batches of varying size until
             `detach`, unless you have configured it yourself; `"leave"` leaves it as it is.
         input_size: Your own measure of a batch, a function of the forward's arguments.
-        record: A file to write the run to, a line a step, for `mimose report` and `mimose plan`.
+        record: A file to write the run to, a line a step, for `mimose report` and `mimose plan`;
+            if it exists, `run-2.jsonl` and so on (`handle.recording` tells which).
 
     Returns:
         A handle: `explain(**batch)`, `stats()`, `detach()`; also a context manager.
@@ -197,6 +199,15 @@ class Mimose(Engine):
 
     def _repr_html_(self) -> str:
         return handle_html(repr(self)[1:-1], self.stats())
+
+    @property
+    def recording(self) -> Path | None:
+        """The file that this run is recorded to; None without `record=`.
+
+        Where that file had another run in it already, the next free number is in its name.
+        """
+        recorder = self._herald.recorder
+        return None if recorder is None else recorder.path
 
     def stats(self) -> Stats:
         """What has happened so far, as values that also read well when printed."""

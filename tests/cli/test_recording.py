@@ -85,6 +85,24 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_model_is_touched(
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_a_second_run_leaves_the_recording_of_the_first_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, batches, budget = task("encoder")
+    path = tmp_path / "run.jsonl"
+    with mimose.auto_checkpoint(model, budget, record=path) as first:
+        train(model, batches[:3])
+    before = path.read_bytes()
+    with mimose.auto_checkpoint(model, budget, record=path) as second:
+        train(model, batches[:4])
+    assert first.recording == path
+    assert second.recording == tmp_path / "run-2.jsonl"
+    assert "is recorded to" in caplog.text
+    assert path.read_bytes() == before
+    assert [len(read_recording(h.recording).steps) for h in (first, second)] == [3, 4]
+    assert sorted(tmp_path.iterdir()) == [second.recording, path]
+
+
 def test_a_full_disk_ends_the_recording_but_not_the_training() -> None:
     model, batches, budget = task("encoder")
     with mimose.auto_checkpoint(model, budget, record="/dev/full") as handle:
