@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test check soak docs browser format clean
+.PHONY: help setup demo test check soak docs pages browser format clean
 
 help:
 	@echo "make demo | test | check | docs | soak | format | clean"
@@ -40,6 +40,15 @@ soak: setup
 
 docs: setup
 	$(BIN)/mkdocs build --strict
+
+# Tables and figures from the raw results, and which sentences do not say what these say.
+RESULTS := benchmarks/results
+REPORTED := bench bench-scale8 bench-quick bench-t5 bench-compiled
+pages: setup
+	$(BIN)/python benchmarks/tables.py $(RESULTS)/*.json > $(RESULTS)/README.md
+	$(BIN)/mimose bench $(REPORTED:%=--report $(RESULTS)/2026-11-16-h200-%.jsonl) \
+		-o $(RESULTS)/bench --into BENCHMARKS.md
+	$(BIN)/python benchmarks/claims.py | grep 'NOT MADE' || true
 
 # For the tests of the report page; where it is missing, they are skipped.
 browser:
