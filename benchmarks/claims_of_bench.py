@@ -324,7 +324,7 @@ def _deciding(pairs: list[tuple[Run, Run]]) -> Iterator[Claim]:
         pairs, (cell for cell in _main().cells_of_paper for _ in (0, 1)), strict=True
     ):
         spent, iteration = ours.spent, best.seconds / len(best.steps.loss)
-        more_sizes = _main()._sizes(task, 1000) / _main()._sizes(task, 200)
+        more_sizes = _main().sizes(task, 1000) / _main().sizes(task, 200)
         repeating, repeats = spent["repeating_seconds"], spent["repeated_decisions"]
         for_new = spent["deciding_seconds"] - repeating
         new.append(for_new / iteration * more_sizes)

@@ -7,6 +7,7 @@ then only steps that both finished are compared.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -168,14 +169,13 @@ class Sheet:
         """What a contestant spends beyond the oracle, round by round."""
         mine, best = self.runs(task, budget, contestant), self.runs(task, budget, "oracle")
         rounds = sorted(mine.keys() & best.keys())
-        more = self._sizes(task, 1000) / self._sizes(task, self.results.conditions["steps"])
+        more = self.sizes(task, 1000) / self.sizes(task, self.results.conditions["steps"])
         return [_overhead(mine[k], best[k], more) for k in rounds]
 
-    def _sizes(self, task: str, steps: int) -> int:
+    def sizes(self, task: str, steps: int) -> int:
         """How many different sizes a run of so many steps has."""
         c = self.results.conditions
-        shapes = TASKS[task].shapes(steps, scale=c["scale"], small=c["small"], seed=c["seed"])
-        return len(set(shapes))
+        return _sizes(task, steps, c["scale"], c["small"], c["seed"])
 
     def breakdown(self, task: str, budget: int | None) -> list[Breakdown]:
         """Where mimose's time goes, round by round."""
@@ -206,6 +206,11 @@ class Sheet:
             if a is not None and b is not None
         ]
         return max(differences, default=None)
+
+
+@functools.cache
+def _sizes(task: str, steps: int, scale: int, small: bool, seed: int) -> int:
+    return len(set(TASKS[task].shapes(steps, scale=scale, small=small, seed=seed)))
 
 
 def time_ratio(one: Run, other: Run) -> float | None:
