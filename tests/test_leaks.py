@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import mimose
+import models
 from compare import Storages, live_tensors, no_hooks
 from mimose.attach import RECOMPUTE_EVERYTHING, Attachment
 from mimose.blocks import find_blocks
@@ -24,7 +25,7 @@ STEPS = 1000
 FAULTS = ("forward", "recompute", "backward")
 
 
-def model() -> nn.Sequential:
+def faulty() -> nn.Sequential:
     return nn.Sequential(Faulty(), Faulty(), Faulty())
 
 
@@ -66,7 +67,7 @@ def modules(model: nn.Module) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("raising", [False, True])
 def test_a_thousand_steps_leave_nothing_behind(raising: bool) -> None:
-    attached, x = model(), torch.randn(3, 4)
+    attached, x = faulty(), torch.randn(3, 4)
     plain = copy.deepcopy(attached)
     todo = phases(raising)
     expected = [draw for _, draw in steps(plain, x, todo)]
@@ -88,7 +89,7 @@ def test_a_thousand_steps_leave_nothing_behind(raising: bool) -> None:
 
 @pytest.mark.parametrize("raising", [False, True])
 def test_no_memory_is_held_where_python_cannot_see_it(raising: bool) -> None:
-    attached, x = model(), torch.randn(3, 4)
+    attached, x = faulty(), torch.randn(3, 4)
     Attachment(attached, find_blocks(attached, blocks=["0", "1", "2"]), RECOMPUTE_EVERYTHING)
     first_steps(attached, x)
     with Storages(attached, x) as storages:
@@ -108,7 +109,7 @@ def test_hooks_that_refer_to_their_own_nodes_hold_nothing_of_a_recompute() -> No
 
 
 def test_attaching_again_and_again_leaves_nothing_of_a_handle_behind() -> None:
-    attached, x = model(), torch.randn(3, 4)
+    attached, x = faulty(), torch.randn(3, 4)
     handle = mimose.auto_checkpoint(attached, "1GiB", blocks=["0", "1", "2"])
     handle.retry(lambda: attached(x).sum().backward())
     settings = weakref.ref(handle._setting), weakref.ref(handle._keepsake)
@@ -116,3 +117,16 @@ def test_attaching_again_and_again_leaves_nothing_of_a_handle_behind() -> None:
     del handle
     gc.collect()
     assert [ref() for ref in settings] == [None, None]
+
+
+@pytest.mark.parametrize("steps", [0, 4])
+def test_a_handle_that_is_kept_does_not_keep_its_model_alive(steps: int) -> None:
+    model = models.Encoder()
+    handle = mimose.auto_checkpoint(model, "1GiB")
+    for length in range(20, 20 + steps):
+        model(torch.randint(0, 50, (2, length))).sum().backward()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    handle.detach()

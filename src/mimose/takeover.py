@@ -7,6 +7,7 @@ remembered and switched on again by `Takeover.undo`.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -34,17 +35,21 @@ class Takeover:
 
     def __init__(self, model: nn.Module, blocks: list[Block]) -> None:
         self._undo: list[Callable[[], None]] = []
-        self._related = _related(model, blocks)
-        self._flagged = [m for _, m in self._related if hasattr(m, "gradient_checkpointing")]
+        related = _related(model, blocks)
+        # A handle that is kept does not keep its model alive.
+        self._related = [(name, weakref.ref(module)) for name, module in related]
+        flagged = (m for _, m in related if hasattr(m, "gradient_checkpointing"))
+        self._flagged = [weakref.ref(module) for module in flagged]
         self.flags: list[str] = []
         self.wrappers: list[str] = []
         self.refresh()
 
     def refresh(self) -> bool:
         """Look again: a trainer may have switched checkpointing on in the meantime."""
-        _refuse(self._related)
-        flags = [name for name, module in self._related if self._switch_off_flag(module)]
-        wrappers = [name for name, module in self._related if self._bypass_wrapper(module)]
+        related = [(name, m) for name, ref in self._related if (m := ref()) is not None]
+        _refuse(related)
+        flags = [name for name, module in related if self._switch_off_flag(module)]
+        wrappers = [name for name, module in related if self._bypass_wrapper(module)]
         self.flags = list(dict.fromkeys(self.flags + flags))
         self.wrappers += wrappers
         return bool(flags or wrappers)
@@ -52,7 +57,7 @@ class Takeover:
     @property
     def due(self) -> bool:
         """Whether a flag is on again: asked at every step, so that no block is recomputed twice."""
-        on = [m for m in self._flagged if getattr(m, "gradient_checkpointing", False)]
+        on = [m for r in self._flagged if getattr(m := r(), "gradient_checkpointing", False)]
         return any(hasattr(module, "_gradient_checkpointing_func") for module in on)
 
     def undo(self) -> None:

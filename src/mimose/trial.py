@@ -101,10 +101,11 @@ class TrialSeat(Seat):
 
     @property
     def verdict(self) -> dict[str, Any] | None:
-        """What its first run has shown, in plain values; None if it has not run."""
-        if self.trusted is None:
+        """What its first run has shown, in plain values; None if it has not run, or is gone."""
+        module = self._module()
+        if self.trusted is None or module is None:
             return None
-        names = {id(m): name for name, m in self.module.named_modules()}
+        names = {id(m): name for name, m in module.named_modules()}
 
         def named(places: Iterable[Place]) -> list[list[str]]:
             return [[names[id(m)], name] for m, name in places if id(m) in names]
