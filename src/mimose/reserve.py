@@ -26,11 +26,12 @@ class Reserve:
     shrinks again.
     """
 
-    _FIRST, _PATIENCE = 0.03, 50
+    _FIRST, _AFTER_FAILURE, _GREATEST, _PATIENCE = 0.03, 0.01, 0.25, 50
 
     def __init__(self, budget_bytes: int, hole_bytes: int = 0) -> None:
         self._budget = budget_bytes
-        self.least = int(min(max(self._FIRST * budget_bytes, hole_bytes), 0.05 * budget_bytes))
+        holes = min(hole_bytes, 0.05 * budget_bytes)
+        self.least = int(max(self._FIRST * budget_bytes, holes))
         """What it never falls below."""
         self.bytes = self._asked = self.least
         self._quiet_steps = 0
@@ -57,17 +58,20 @@ class Reserve:
         """An observed step made the allocator hold so much more than was ever in use."""
 
     def learn(self, *, peak_bytes: int, held_bytes: int, grew: bool, retries: int) -> None:
-        """A step peaked at `peak_bytes` in use while the allocator held `held_bytes`, which may be
-        more than ever. It had to give cached memory back `retries` times."""
+        """A step peaked at `peak_bytes` in use, and at its end the allocator held `held_bytes`.
+
+        It may have held more than ever, and had to give cached memory back `retries` times.
+        """
         if self.near_limit(peak_bytes):
             self._stayed_quiet()
 
     def ran_out(self) -> None:
         """The allocator has run out of memory in a step: the plans left too little."""
-        self._ask(self.bytes + self._budget // 100)
+        self._ask(self.bytes + int(self._AFTER_FAILURE * self._budget))
 
     def _ask(self, number: int) -> None:
-        self._asked, self._quiet_steps = min(max(number, self.least), self._budget // 4), 0
+        greatest = int(self._GREATEST * self._budget)
+        self._asked, self._quiet_steps = min(max(number, self.least), greatest), 0
         self._settle()
 
     def _settle(self) -> None:
@@ -82,9 +86,11 @@ class Reserve:
 class FragmentReserve(Reserve):
     """For an allocator that leaves fragments, and cannot tell what is lost in them.
 
-    What it holds beyond what is in use counts, and every time that it had to give memory back.
+    What it holds beyond what is in use counts, and every time that it had to give memory back. Five
+    of six models lost 14 to 22 % of their budgets on an H200, wav2vec2 up to 34 %.
     """
 
+    _FIRST, _AFTER_FAILURE, _GREATEST = 0.15, 0.03, 0.45
     _A_RETRY = 0.005
 
     def learn_unusable(self, number_of_bytes: int) -> None:
@@ -112,13 +118,14 @@ class PageReserve(Reserve):
     a half times the most that one has lost.
 
     That the allocator had to give cached memory back near the limit costs next to nothing, but it
-    warns, as far as what is lost can be the reason. After that, and as long as more than the least
-    is left free, what is lost is looked at again now and then. The reserve grows up to 8 %; only
-    running out of memory makes it grow further.
+    tells: all that could be given back was, so what is held beyond the step's peak is lost there.
+    The reserve stays 30 % above that. After it, and as long as more than the least is left free,
+    what is lost is looked at again now and then. The reserve grows up to 8 %; only running out of
+    memory makes it grow further.
     """
 
-    _MOST, _A_RETRY = 0.08, 0.0025
-    _TIMES_USUAL, _TIMES_MOST, _WARNED = 2.5, 1.4, 1.25
+    _MOST = 0.08
+    _TIMES_USUAL, _TIMES_MOST, _TIMES_LOST_AT_PEAK = 2.5, 1.4, 1.3
     _LOOKS, _PAUSE, _UNTIDY_PAUSE = 8, 32, 512
 
     def __init__(self, budget_bytes: int, hole_bytes: int = 0) -> None:
@@ -155,13 +162,15 @@ class PageReserve(Reserve):
             return
         self._until_look -= 1
         self._until_tidy -= 1
-        if not retries:
+        needed = int(self._TIMES_LOST_AT_PEAK * (held_bytes - peak_bytes)) if retries else 0
+        if needed > self.bytes:
+            self._ask(needed)
+        else:
             self._stayed_quiet()
-        elif self.bytes < self._WARNED * self._needed:
-            self._ask(self.bytes + int(retries * self._A_RETRY * self._budget))
 
     def ran_out(self) -> None:
-        self._most = max(self._most, min(self.bytes + self._budget // 100, self._budget // 4))
+        more = self.bytes + int(self._AFTER_FAILURE * self._budget)
+        self._most = max(self._most, min(more, int(self._GREATEST * self._budget)))
         super().ran_out()
 
     @property

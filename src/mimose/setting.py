@@ -185,7 +185,7 @@ class Setting:
         """A planned step is over."""
         self.reserve.learn(
             peak_bytes=peak_bytes,
-            held_bytes=reading.peak_held,
+            held_bytes=reading.held,
             grew=reading.peak_held > self._peak_held,
             retries=reading.retries - self._last.retries,
         )
