@@ -259,21 +259,19 @@ def plain_peaks(case: Case, steps: int) -> list[int]:
 
 
 def floor(case: Case, steps: int, peaks: list[int]) -> int:
-    """What the largest step has in use at most with every block recomputed."""
+    """What the largest steps have in use at most with every block recomputed."""
     model, optimizer = made(case, "cuda")
-    largest = sorted(range(1, steps), key=lambda i: peaks[i])[-2:]
-    most = 0
-    with mimose.auto_checkpoint(model, "100%", planner="recompute_all", allocator="leave"):
+    by_peak = sorted(range(steps), key=lambda i: peaks[i])
+    wanted = {*by_peak[:2], *by_peak[-2:]}  # the smallest make the optimizer's state
+    with mimose.auto_checkpoint(
+        model, "100%", planner="recompute_all", allocator="leave"
+    ) as handle:
         for number, loss in enumerate(case.losses(model, steps, "cuda")):
-            if number > 3 and number not in largest:
-                continue
-            torch.cuda.reset_peak_memory_stats()
-            loss().backward()
-            if number in largest:
-                most = max(most, torch.cuda.max_memory_allocated())
-            optimizer.step()
-            optimizer.zero_grad()
-    return most
+            if number in wanted:
+                loss().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return handle.stats().peak_bytes
 
 
 def collect() -> None:
