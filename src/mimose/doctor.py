@@ -7,8 +7,6 @@ told of a model, at the blocks that would be found and at the memory that no pla
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -21,27 +19,30 @@ from torch import nn
 
 import mimose
 from mimose.allocator import ALLOCATOR_SETTINGS, VARIABLES, page_bytes_in, why_left_alone
-from mimose.blocks import Block, find_blocks
-from mimose.budget import text_of, typed_budget
+from mimose.block_names import described
+from mimose.blocks import find_blocks
+from mimose.budget import Budget, text_of, typed_budget
 from mimose.errors import ArgumentError, MimoseError
+from mimose.extras import EXTRAS, NEEDED, missing_from, pip_command, version_of
 from mimose.memory import Meter, meter_for
+from mimose.model_sources import lacks_head, load_config, load_model
 from mimose.session import auto_checkpoint
 from mimose.switch import switched_off
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 
-_LEAST = {"torch": "2.11", "numpy": "1.26"}
-_OPTIONAL = {
-    "typer": "0.15",
-    "rich": "13.9",
-    "matplotlib": "3.9",
-    "transformers": "5.0",
-    "accelerate": "1.10",
-    "lightning": "2.5",
+_USES = {
+    "cli": "`mimose report` and `mimose plan`",
+    "hf": "transformers' Trainer",
+    "lightning": "Lightning's Trainer",
+    "bench": "`mimose bench`, and pictures of reports,",
 }
+"""What the packages of each extra are for."""
 _EXAMPLES = """examples:
   mimose doctor
+  mimose doctor --budget 80%
   mimose doctor --model my_project.models:make_model --budget 6GiB
+  mimose doctor --model my_project.models:make_model --blocks 'encoder.*' --exclude encoder.0
   mimose doctor --config bert-base-uncased
   mimose doctor --json
 
@@ -58,27 +59,36 @@ class Finding:
     remedy: str = ""
 
 
-def examine(model: nn.Module | None = None, budget: str | None = None) -> list[Finding]:
+def examine(
+    model: nn.Module | None = None,
+    budget: str | None = None,
+    *,
+    blocks: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+) -> list[Finding]:
     """Everything that can be said of this machine, and of a model on it."""
-    found = [*_versions(), *_device(), *_environment()]
-    if budget is not None:
-        typed_budget(budget)
+    asked = None if budget is None else typed_budget(budget)
+    found = [*_versions(), *_extras(), *_device(), *_environment()]
+    total = None
+    if asked is not None:
+        total, finding = _budget(asked)
+        found.append(finding)
     if model is not None:
-        found += _model(model, budget)
+        found += _model(model, total, blocks, exclude)
     return found
 
 
 def _versions() -> Iterator[Finding]:
     yield Finding(OK, f"Python {platform.python_version()}, mimose {mimose.__version__}")
-    for name, least in _LEAST.items():
+    for name, least in NEEDED.items():
         yield _package(name, least, needed=True)
-    for name, least in _OPTIONAL.items():
-        if _version(name) is not None:
+    for name, least in {n: v for extra in EXTRAS.values() for n, v in extra.items()}.items():
+        if version_of(name) is not None:
             yield _package(name, least, needed=False)
 
 
 def _package(name: str, least: str, *, needed: bool) -> Finding:
-    version = _version(name) or "0"
+    version = version_of(name) or "0"
     if _numbers(version) >= _numbers(least):
         return Finding(OK, f"{name} {version}")
     kind = PROBLEM if needed else NOTE
@@ -87,16 +97,22 @@ def _package(name: str, least: str, *, needed: bool) -> Finding:
     )
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _numbers(version: str) -> tuple[int, ...]:
     parts = version.partition("+")[0].split(".")[:2]
     return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in parts)
+
+
+def _extras() -> Iterator[Finding]:
+    """What is not installed, and what it would be for."""
+    told: set[str] = set()
+    if version_of("pytorch-lightning") is not None:
+        told.add("lightning")  # its other name
+    for extra, use in _USES.items():
+        missing = [name for name in missing_from(extra) if name not in told]
+        told.update(missing)
+        if missing:
+            what = f"{' and '.join(missing)} not installed: {use} would need that"
+            yield Finding(NOTE, what, pip_command(extra, *missing))
 
 
 def _device() -> Iterator[Finding]:
@@ -144,6 +160,22 @@ def _allocator(meter: Meter) -> Finding:
     )
 
 
+def _budget(asked: Budget) -> tuple[int, Finding]:
+    """The budget in bytes, and whether the device has as many."""
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    meter = meter_for(device)
+    total, free, own = meter.device_bytes, meter.free_bytes(), meter.read().held
+    meter.close()
+    number = asked.in_bytes(device_bytes=total, free_bytes=free, own_bytes=own)
+    said = f"a budget of {text_of(number)} on {device}, which has {text_of(total)}"
+    if number > total:
+        return number, Finding(PROBLEM, f"{said}: more than there is", 'say "80%", or "auto"')
+    if number > free + own:
+        free_now = f"{text_of(free)} of it free now"
+        return number, Finding(NOTE, f"{said}, {free_now}", "look for who uses the rest")
+    return number, Finding(OK, said)
+
+
 def _environment() -> Iterator[Finding]:
     if switched_off():
         yield Finding(PROBLEM, "MIMOSE_DISABLE is set: mimose does nothing", "unset MIMOSE_DISABLE")
@@ -161,15 +193,21 @@ def _environment() -> Iterator[Finding]:
             )
 
 
-def _model(model: nn.Module, budget: str | None) -> Iterator[Finding]:
+def _model(
+    model: nn.Module,
+    budget_bytes: int | None,
+    select: Sequence[str] | None,
+    exclude: Sequence[str] | None,
+) -> Iterator[Finding]:
     try:
-        blocks = find_blocks(model)
-        auto_checkpoint(model, budget or "auto").detach()
+        blocks = find_blocks(model, blocks=select, exclude=exclude)
+        budget = "auto" if budget_bytes is None else budget_bytes
+        auto_checkpoint(model, budget, blocks=select, exclude=exclude, allocator="leave").detach()
     except MimoseError as error:
         what, _, remedy = str(error).partition(": ")
         yield Finding(PROBLEM, what, remedy)
         return
-    yield Finding(OK, f"{len(blocks)} blocks in {type(model).__name__}: {_listed(blocks)}")
+    yield Finding(OK, f"in {type(model).__name__}: {described(blocks)}")
     inside = _distinct_bytes(p for block in blocks for p in block.module.parameters())
     whole = _distinct_bytes(model.parameters())
     if whole and inside < whole // 4:
@@ -179,14 +217,14 @@ def _model(model: nn.Module, budget: str | None) -> Iterator[Finding]:
             "of them",
             'name others with blocks="…" if these are not the parts that repeat',
         )
-    yield from _floor(model, budget)
+    yield from _floor(model, budget_bytes)
     if not model.training:
         yield Finding(
             NOTE, "the model is in eval mode, where nothing is recomputed", "model.train()"
         )
 
 
-def _floor(model: nn.Module, budget: str | None) -> Iterator[Finding]:
+def _floor(model: nn.Module, budget_bytes: int | None) -> Iterator[Finding]:
     """What no plan can save: parameters, gradients, optimizer state."""
     weights = _distinct_bytes(model.parameters())
     trained = _distinct_bytes(p for p in model.parameters() if p.requires_grad)
@@ -197,11 +235,10 @@ def _floor(model: nn.Module, budget: str | None) -> Iterator[Finding]:
         f"parameters {text_of(weights)}, gradients {text_of(trained)}, AdamW's state "
         f"{text_of(2 * trained)}: {text_of(floor)} before any activation"
     )
-    total = None if budget is None else typed_budget(budget).total_bytes
-    if total is not None and floor >= total:
+    if budget_bytes is not None and floor >= budget_bytes:
         yield Finding(
             PROBLEM,
-            f"{said}, and the budget is {text_of(total)}: no plan can help",
+            f"{said}, and the budget is {text_of(budget_bytes)}: no plan can help",
             "raise the budget, train fewer parameters (LoRA), or use an optimizer with less state",
         )
     else:
@@ -212,51 +249,12 @@ def _distinct_bytes(parameters: Iterator[nn.Parameter]) -> int:
     return sum({id(p): p.nbytes for p in parameters}.values())
 
 
-def _listed(blocks: Sequence[Block]) -> str:
-    names = [f"{block.name} ({type(block.module).__name__})" for block in blocks]
-    return ", ".join(names if len(names) <= 4 else [*names[:2], "…", names[-1]])
-
-
-def load_model(target: str) -> nn.Module:
-    """The model that `module:factory` makes; also `module:Class` or `module:instance`."""
-    module_name, _, attribute = target.partition(":")
-    if not module_name or not attribute:
-        raise ArgumentError(f"--model {target!r}: write module:factory, e.g. my_project.nets:make")
-    sys.path.insert(0, os.getcwd())
-    try:
-        made = importlib.import_module(module_name)
-        for name in attribute.split("."):
-            made = getattr(made, name)
-        model = made if isinstance(made, nn.Module) else made()  # type: ignore[operator]
-    except Exception as error:
-        raise ArgumentError(
-            f"--model {target!r} cannot be made: {type(error).__name__}: {error}. It must be "
-            "importable from here and need no arguments"
-        ) from None
-    finally:
-        sys.path.remove(os.getcwd())
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"--model {target!r} gives a {type(model).__name__}, not a nn.Module")
-    return model
-
-
-def load_config(name: str) -> nn.Module:
-    """The model of a transformers configuration, without weights and without memory."""
-    try:
-        from transformers import AutoConfig, AutoModel
-    except ImportError:
-        raise ArgumentError("--config needs transformers: pip install 'mimose[hf]'") from None
-    try:
-        config = AutoConfig.from_pretrained(name)
-        with torch.device("meta"):
-            model: nn.Module = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise ArgumentError(
-            f"--config {name!r} cannot be read: {reason}. Give a folder with a config.json, or a "
-            "name on the hub"
-        ) from None
-    return model.train()
+_HEADLESS = Finding(
+    NOTE,
+    "the configuration names no architecture of transformers', so the model is looked at without "
+    "the head that training would add",
+    'add "architectures": ["…ForSequenceClassification"], say, to its config.json, or use --model',
+)
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "mimose doctor") -> int:
@@ -271,12 +269,20 @@ def main(arguments: Sequence[str] | None = None, program: str = "mimose doctor")
     which.add_argument("--model", metavar="MODULE:FACTORY", help="what makes your model")
     which.add_argument("--config", metavar="NAME", help="a transformers configuration")
     parser.add_argument("--budget", metavar="SIZE", help='e.g. "6GiB": is it enough?')
+    parser.add_argument(
+        "--blocks", metavar="GLOB", action="append", help="as blocks= of auto_checkpoint; repeat it"
+    )
+    parser.add_argument("--exclude", metavar="GLOB", action="append", help="as exclude=, likewise")
     parser.add_argument("--json", action="store_true", help="for machines")
     asked = parser.parse_args(arguments)
     try:
+        if not (asked.model or asked.config) and (asked.blocks or asked.exclude):
+            raise ArgumentError("--blocks and --exclude are about a model: add --model or --config")
         model = load_model(asked.model) if asked.model else None
         model = load_config(asked.config) if asked.config else model
-        found = examine(model, asked.budget)
+        found = examine(model, asked.budget, blocks=asked.blocks, exclude=asked.exclude)
+        if model is not None and asked.config and lacks_head(model):
+            found.append(_HEADLESS)
     except MimoseError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2

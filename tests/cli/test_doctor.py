@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 import models
+from mimose import doctor, extras
 from mimose.doctor import NOTE, OK, PROBLEM, examine, main
 
 
@@ -27,7 +28,7 @@ def test_a_good_machine_has_no_problem() -> None:
 
 def test_blocks_that_would_be_found_are_named() -> None:
     found = kinds(models.Encoder().train())
-    assert any("3 blocks in Encoder: encoder.layers.0" in what for what in found[OK])
+    assert any("in Encoder: 3 blocks encoder.layers.* (" in what for what in found[OK])
     assert found[PROBLEM] == []
 
 
@@ -87,7 +88,12 @@ def test_the_command_makes_the_model_and_tells_by_its_exit_status(
     )
     monkeypatch.chdir(tmp_path)
     assert main(["--model", "my_nets:make"]) == 0
-    assert "4 blocks in TransformerEncoder" in capsys.readouterr().out
+    assert "in TransformerEncoder: 4 blocks layers.*" in capsys.readouterr().out
+    chosen = ["--blocks", "layers.*.linear1", "--blocks", "layers.*.linear2"]
+    assert main(["--model", "my_nets:make", *chosen, "--exclude", "layers.0.linear1"]) == 0
+    assert "7 blocks layers.*.linear2, layers.*.linear1 (Linear)" in capsys.readouterr().out
+    assert main(["--blocks", "layers.*"]) == 2
+    assert "add --model or --config" in capsys.readouterr().err
     assert main(["--model", "my_nets:make", "--budget", "1MiB", "--json"]) in (0, 1)
     assert all(set(f) == {"kind", "what", "remedy"} for f in json.loads(capsys.readouterr().out))
     for wrong, why in (
@@ -104,12 +110,62 @@ def test_the_command_makes_the_model_and_tells_by_its_exit_status(
     assert "did you mean 6GiB?" in capsys.readouterr().err
 
 
-def test_a_transformers_configuration_is_examined_without_its_weights(
+@pytest.mark.parametrize(
+    ("budget", "kind", "words"),
+    [("1TiB", PROBLEM, "more than there is"), ("50%", OK, ""), ("auto", OK, "")],
+)
+def test_a_budget_is_held_against_the_machine_without_a_model(
+    budget: str, kind: str, words: str
+) -> None:
+    (said,) = (what for what in kinds(budget=budget)[kind] if what.startswith("a budget of"))
+    assert words in said
+
+
+def test_a_share_of_the_device_is_held_against_the_weights() -> None:
+    large = nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 4, device="meta"), num_layers=99)
+    (problem,) = kinds(large, "0.01%")[PROBLEM]
+    assert "no plan can help" in problem
+
+
+def test_missing_extras_are_noted_with_their_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"torch": "2.11", "numpy": "2.0", "rich": "99.0"}
+    for module in (doctor, extras):
+        monkeypatch.setattr(module, "version_of", there.get)
+    notes = [note for note in kinds()[NOTE] if "not installed" in note]
+    told = ["typer ", "transformers and accelerate", "lightning", "scikit-learn and matplotlib"]
+    assert [note.startswith(start) for note, start in zip(notes, told, strict=True)] == [True] * 4
+    assert "`mimose report` and `mimose plan`" in notes[0]
+    assert "pip install 'typer>=" in notes[0]
+
+
+def configuration(folder: Path, **values: object) -> str:
+    small = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3}
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", **small, **values}))
+    return str(folder)
+
+
+def test_a_configuration_is_examined_with_the_head_that_it_names(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("transformers")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    assert main(["--config", str(tmp_path)]) == 0
-    assert "12 blocks in BertModel: encoder.layer.0" in capsys.readouterr().out
-    assert main(["--config", str(tmp_path / "nowhere")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["--config", configuration(tmp_path, architectures=["BertForMaskedLM"])]) == 0
+    said = capsys.readouterr().out
+    assert "in BertForMaskedLM: 3 blocks bert.encoder.layer.* (BertLayer)" in said
+    assert "without the head" not in said
+    assert main(["--config", configuration(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "in BertModel: 3 blocks encoder.layer.*" in said
+    assert "without the head" in said
+
+
+def test_a_configuration_that_cannot_be_had_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub").constants
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    for name, why in ((str(tmp_path / "nowhere"), "form"), ("nobody/nothing", "cannot be reached")):
+        assert main(["--config", name]) == 2
+        err = capsys.readouterr().err
+        assert why in err
+        assert err.count("\n") == 1  # each attempt of the hub's would be told
