@@ -345,6 +345,41 @@ def test_sequentials_of_single_layers_are_blocks_as_wholes() -> None:
     assert [block.name for block in find_blocks(model)] == ["first", "second"]
 
 
+class Mixes(nn.Module):
+    """A layer of a hybrid: norms, a mixer and an MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(4), nn.LayerNorm(4)
+        self.mixer = nn.Linear(4, 4)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.GELU()) for _ in range(2))
+
+
+class Attends(Mixes):
+    def forward(self, x: torch.Tensor, mask: Any, cache: Any = None) -> None: ...
+
+
+class Scans(Mixes):
+    def forward(self, x: torch.Tensor, mask: Any, cache: Any = None, state: Any = None) -> None: ...
+
+
+class Pools(Mixes):
+    def forward(self, images: torch.Tensor) -> None: ...
+
+
+def test_layers_of_different_classes_that_are_called_alike_are_blocks() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([Attends(), Scans()])
+    assert [block.name for block in find_blocks(model)] == ["layers.0", "layers.1"]
+
+
+def test_parts_that_are_called_in_different_ways_are_no_blocks_of_one_list() -> None:
+    model = nn.Module()
+    model.towers = nn.ModuleList([Attends(), Pools()])
+    found = [block.name for block in find_blocks(model)]
+    assert found == [f"towers.{i}.experts.{j}" for i in (0, 1) for j in (0, 1)]
+
+
 def test_two_layers_of_a_t5_are_blocks_although_only_the_first_has_a_bias() -> None:
     config = T5Config(
         vocab_size=50, d_model=8, d_kv=4, d_ff=16, num_layers=2, num_heads=2, num_decoder_layers=2

@@ -66,7 +66,8 @@ def find_blocks(
 
 _NOTHING_FOUND = (
     "no blocks found in {model}: looked for a ModuleList or Sequential, at any depth, with "
-    "repeated children that have parts of their own, then for a Sequential of at least two parts. "
+    "repeated children that have parts of their own, or large ones that take the same arguments, "
+    "then for a Sequential of at least two parts. "
     'Name them: blocks="encoder.layer.*", blocks=MyLayer, blocks=[model.a, model.b] or '
     "blocks=lambda name, module: …"
 )
@@ -151,8 +152,23 @@ def _is_list(module: nn.Module) -> bool:
 def _has_repeated_parts(module: nn.Module) -> bool:
     if not _is_list(module):
         return False
-    classes = Counter(type(child) for _, child in _parts(module))
-    return any(count > 1 for count in classes.values())
+    parts = [part for _, part in _parts(module)]
+    classes = Counter(map(type, parts))
+    return any(count > 1 for count in classes.values()) or _are_called_alike(module, parts)
+
+
+def _are_called_alike(module: nn.Module, parts: list[nn.Module]) -> bool:
+    """Whether a list's parts, each of a class of its own, are large and called in one loop.
+
+    A layer with linear and one with full attention, say: they take the same first argument, and
+    half of all their arguments or more are the same.
+    """
+    if not isinstance(module, nn.ModuleList) or len(parts) < 2 or any(map(_is_list, parts)):
+        return False
+    calls = [tuple(inspect.signature(part.forward).parameters) for part in parts]
+    common, all_names = set(calls[0]).intersection(*calls), set().union(*calls)
+    alike = len({call[:1] for call in calls}) == 1 and 2 * len(common) >= len(all_names) > 0
+    return alike and all(_count_layers(part) >= 4 for part in parts)
 
 
 def _has_one_part(module: nn.Module) -> bool:
