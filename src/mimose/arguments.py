@@ -82,7 +82,7 @@ class _CannotCopy(Exception):
 class Given:
     """A call's arguments as it was given them, in copies of their own."""
 
-    __slots__ = ("_looks", "_originals", "_tensors", "args", "kwargs", "problem")
+    __slots__ = ("__weakref__", "_looks", "_originals", "_tensors", "args", "kwargs", "problem")
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         self.args, self.kwargs = args, kwargs
@@ -113,9 +113,12 @@ class Given:
             now = _contents(original)
             if len(now) != len(before) or not all(map(_unchanged, now, before)):
                 return _title(original)
-        if any(_version(tensor) != version for tensor, version in self._tensors):
-            return "a tensor in one"
-        return None
+        return "a tensor in one" if self.tensors_changed else None
+
+    @property
+    def tensors_changed(self) -> bool:
+        """Whether a tensor in these objects has been changed in place since."""
+        return any(_version(tensor) != version for tensor, version in self._tensors)
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` if the tensors in these objects are still what they were."""

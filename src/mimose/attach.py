@@ -64,6 +64,8 @@ class BlockSeat(TrialSeat):
             refuse_in_compiled_code()
         if under_transform():
             return self.plain(args, kwargs)
+        if self.tried.waiting is not None:
+            self.tried.waiting.settle()
         bound = False
         if self.caches is not None:
             args, kwargs, bound = self.caches.given(self.index, self.stack, args, kwargs)
@@ -135,6 +137,7 @@ class Attachment:
         self.caches = CacheUse()
         shared = (Tried(), self.caches)
         self.seats = [BlockSeat(block, i, director, *shared) for i, block in enumerate(blocks)]
+        self.seats[-1].comes_last = True
         self._looks = 0
         # Whoever still holds a handle of a model that is gone holds none of its tensors.
         self._at_the_end = weakref.finalize(model, _let_go, list(map(weakref.ref, self.seats)))

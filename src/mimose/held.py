@@ -24,16 +24,25 @@ class Held:
         self.versions = [_version(tensor) for tensor in (*tensors, *self._wrapped())]
 
     def release(self) -> tuple[Any, Any]:
+        for tensor, version in self._changed():
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: an argument of a recomputed block, {list(tensor.shape)} "
+                f"{tensor.dtype}, is at version {tensor._version}; expected version {version} "
+                "instead"
+            )
+        return own_containers(self.args, self.kwargs)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a tensor among them has been changed in place since."""
+        return any(True for _ in self._changed())
+
+    def _changed(self) -> Iterator[tuple[torch.Tensor, int]]:
         tensors = (*argument_tensors(self.args, self.kwargs), *self._wrapped())
         for tensor, version in zip(tensors, self.versions, strict=False):
             if _version(tensor) != version:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an "
-                    f"inplace operation: an argument of a recomputed block, {list(tensor.shape)} "
-                    f"{tensor.dtype}, is at version {tensor._version}; expected version {version} "
-                    "instead"
-                )
-        return own_containers(self.args, self.kwargs)
+                yield tensor, version
 
     def _wrapped(self) -> Iterator[torch.Tensor]:
         """The tensors in arguments that are dataclasses, caches or mappings of other kinds."""
@@ -90,6 +99,8 @@ class HeldByGraph:
     """Arguments kept as saved tensors, so that an outer checkpoint's hooks take charge of them."""
 
     __slots__ = ("args", "kwargs", "result")
+
+    changed = False  # whoever has charge of them finds that out
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         tensors: list[torch.Tensor] = []

@@ -55,6 +55,7 @@ class Frame:
     """
 
     __slots__ = (
+        "__weakref__",
         "ambient",
         "block",
         "check",
@@ -137,11 +138,11 @@ class Frame:
         return out
 
     def rehearse(self, out: Any, *, count_operators: bool) -> Rehearsal:
-        """Recompute at once, compare, and let go of the activations if that went well.
+        """Recompute at once and compare.
 
-        For a frame made with `keeping=True`. After a failure the activations stay, and the backward
-        uses them as if there were no checkpoint. Without memory to try, they are let go of all the
-        same, and the error is raised. Operators cannot be counted in compiled code.
+        For a frame made with `keeping=True`. The activations stay, and the backward uses them as if
+        there were no checkpoint, unless they are let go of. Without memory to try, they are let go
+        of here, and the error is raised. Operators cannot be counted in compiled code.
         """
         watch = Watch(self)
         try:
@@ -165,7 +166,6 @@ class Frame:
                 return Rehearsal("its outputs have other values")
         except Exception as error:  # nested tensors, say
             return Rehearsal(f"its outputs cannot be compared ({type(error).__name__}: {error})")
-        self.let_go()
         return Rehearsal(None, watch.operators_since if count_operators else None)
 
     def let_go(self) -> None:
@@ -193,6 +193,7 @@ class Frame:
         def pack_and_look(tensor: torch.Tensor) -> int:
             if self.keeping:
                 self.rebuilt.append(tensor.detach())
+                self.versions.append(_version(tensor))
             if self.listener is not None:
                 storage = storage_of(tensor)
                 if storage is not None:
@@ -242,6 +243,8 @@ class Frame:
     def _kept(self, index: int) -> torch.Tensor:
         tensor = self.rebuilt[index]
         assert tensor is not None
+        if _version(tensor) != self.versions[index]:
+            self._raise_changed(tensor)
         return tensor
 
     def _forget_rebuilt(self) -> None:
@@ -251,7 +254,7 @@ class Frame:
     def _raise_changed(self, tensor: torch.Tensor) -> NoReturn:
         raise RuntimeError(
             f"{self._title}: one of the variables needed for gradient computation has been "
-            "modified by an inplace operation inside the block: "
+            "modified by an inplace operation: "
             f"{list(tensor.shape)} {tensor.dtype}"
         )
 
@@ -457,6 +460,10 @@ _exec_group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lamb
 
 
 _current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ _MOST_ATTEMPTS = 3
 
 
 _CHANGES = "it changes what it is given ({})"
+_CHANGED_LATER = "the model changes one of its arguments in place after its run"
 
 
 class Tried:
@@ -43,6 +45,9 @@ class Tried:
         """Whether an early stop spares anything, by kind of block: counting is slow."""
         self.makes: set[Hashable] = set()
         """What was recomputed and compared: how a block is made, and what its forward saved."""
+        self.changed_later: set[type[nn.Module]] = set()
+        """The classes of blocks whose arguments are changed in place after their run."""
+        self.waiting: Waiting | None = None
         self.classes: Counter[type[nn.Module]] = Counter()
         """How many blocks there are of each class."""
         self._told: set[tuple[type[nn.Module], str]] = set()
@@ -59,12 +64,41 @@ class Tried:
         warn(f"block {block.name!r} {what}{remedy}{alike if others else ''}")
 
 
+class Waiting:
+    """A block that was tried: its activations stay until the next block runs.
+
+    Only then is it seen whether the model changes its arguments in place after its run (a state
+    that is carried along): it could not be recomputed from them.
+    """
+
+    def __init__(self, seat: TrialSeat, frame: Frame, given: Given | None) -> None:
+        self._seat, self._frame = weakref.ref(seat), weakref.ref(frame)
+        self._given = None if given is None else weakref.ref(given)
+
+    def settle(self) -> None:
+        """The next block begins to run."""
+        seat, frame = self._seat(), self._frame()
+        if seat is None:
+            return
+        seat.tried.waiting = None
+        if frame is None:  # the step is over, or was given up
+            return
+        given = None if self._given is None else self._given()
+        if frame.held.changed or (given is not None and given.tensors_changed):
+            frame.keep()
+            seat.tried.changed_later.add(type(seat.module))
+            seat._distrust(_CHANGED_LATER)
+        else:
+            frame.let_go()
+
+
 class TrialSeat(Seat):
     """A seat that can run its block recomputed, and tries that out the first time."""
 
     __slots__ = (
         "attempts",
         "changing",
+        "comes_last",
         "early_stop",
         "listener",
         "name",
@@ -96,6 +130,8 @@ class TrialSeat(Seat):
         """Those that it has left alone so far."""
         self.traces = Traces()
         self.parameters: list[tuple[dict[str, Any], str]] = []
+        self.comes_last = False
+        """Whether it is the last block of its model."""
         self.speaks_to: frozenset[int] = frozenset()
         """The ranks that take part in collectives of its forward, found out on its first run."""
 
@@ -198,6 +234,9 @@ class TrialSeat(Seat):
     ) -> Any:
         """Run, recompute at once and compare: what cannot be recomputed is found out here."""
         self._refuse_foreign_hooks()
+        if type(self.module) in self.tried.changed_later:
+            self._distrust(_CHANGED_LATER)
+            return function(*args, **kwargs)
         buffers, look = Snapshot(all_places_in(self.module)), FirstLook(self.module)
         exchanged = Exchanged.among(parameter_places(self.module))
         own_args, own_kwargs = (args, kwargs) if given is None else (given.args, given.kwargs)
@@ -228,6 +267,10 @@ class TrialSeat(Seat):
             else:
                 self._believe_trial(rehearsal, make)
                 self._trust(buffers, traces)
+                if self.comes_last:  # what follows may be large
+                    frame.let_go()
+                else:
+                    self.tried.waiting = Waiting(self, frame, given)
         return out
 
     def _could_not_try(self, buffers: Snapshot, traces: Traces) -> None:
