@@ -27,22 +27,31 @@ class Stats:
     """What has happened so far. Bytes, seconds and counts; printed, it reads well."""
 
     steps: int = 0
+    """Training steps so far, observed and planned."""
     observed_steps: int = 0
+    """Steps in which blocks were recomputed to learn what they cost."""
     planned_steps: int = 0
+    """Steps that ran under a plan."""
     cache_hits: int = 0
+    """Plans that were at hand."""
     cache_misses: int = 0
+    """Plans that had to be made."""
     peak_bytes: int = 0
     """The highest memory in use of the whole run, whatever resets came in between."""
     peak_held_bytes: int = 0
     """The most that the allocator has held."""
     budget_bytes: int | None = None
+    """The budget; None before a relative one is settled."""
     reserve_bytes: int | None = None
+    """The part of the budget that plans leave free."""
     margin: float = 0.0
     """What plans leave free beyond predictions, as a share of the predicted rise; learned."""
     prediction_error: float | None = None
     """The estimator's own leave-one-out error of the peak, as a share of it."""
     runs_kept: int = 0
+    """Runs of blocks that kept their activations, in planned steps."""
     runs_recomputed: int = 0
+    """Runs of blocks that were recomputed, in planned steps."""
     recompute_seconds: float = 0.0
     """In planned steps, as predicted."""
     planned_seconds: float = 0.0
@@ -52,11 +61,15 @@ class Stats:
     planning_seconds: float = 0.0
     """From a step's first block to its plan, over all steps; beside the reading of memory."""
     last_size: InputSize | None = None
+    """The input of the last step."""
     last_plan: Plan | None = None
+    """The plan of the last planned step."""
     last_base_bytes: int = 0
+    """In use when the first block of the last step started."""
     last_predicted_peak_bytes: int | None = None
     """Of the last planned step; None where only an upper bound of its size was known."""
     last_real_peak_bytes: int | None = None
+    """Of the last planned step, where it could be seen."""
     worst_shortfall: float = 0.0
     """The most that a predicted peak was under the real one, as a share of it."""
     recoveries: int = 0
@@ -194,17 +207,27 @@ class Explanation:
     """Why a batch of this size gets this plan."""
 
     size: InputSize
+    """The size that is explained."""
     blocks: tuple[str, ...]
+    """The names of the blocks."""
     budget_bytes: int | None = None
+    """The budget; None before a relative one is settled."""
     reserve_bytes: int = 0
+    """The part of it that plans leave free."""
     base_bytes: int = 0
     """In use when the first block starts: parameters, gradients, optimizer state, inputs."""
     parameter_bytes: int = 0
+    """What the parameters take."""
     gradient_bytes: int = 0
+    """What the gradients take, all told."""
     profile: Profile | None = None
+    """What each run of a block costs at this size; None if nothing is known."""
     plan: Plan | None = None
+    """Which runs are kept and which recomputed; None if nothing is known."""
     peak_kept_bytes: int | None = None
+    """The peak if all were kept."""
     peak_recomputed_bytes: int | None = None
+    """The peak if all were recomputed."""
     at_most_as: InputSize | None = None
     """If costs and peaks are upper bounds: the size whose figures they are. None if predicted."""
     note: str = ""
@@ -214,6 +237,7 @@ class Explanation:
 
     @property
     def predicted_peak_bytes(self) -> int | None:
+        """The peak under the plan."""
         return None if self.plan is None else self.base_bytes + self.plan.peak_bytes
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 import mimose
 from mimose.outlook import Outlook
 from mimose.playback import read_recording
+from mimose.report import Explanation, Stats
 from training import task, train
 
 ROOT = Path(__file__).parent.parent.parent
@@ -57,4 +60,17 @@ def test_the_documentation_builds_strictly(tmp_path: Path) -> None:
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "auto_checkpoint" in (tmp_path / "api" / "index.html").read_text("utf-8")
+    text = (tmp_path / "api" / "index.html").read_text("utf-8")
+    assert sorted(name for name in _public_names() if f'id="mimose.{name}"' not in text) == []
+
+
+def _public_names() -> Iterator[str]:
+    """What people may call or read, as the page's anchors name it."""
+    yield from ("auto_checkpoint", "checkpoint")
+    own = [name for name in vars(mimose.Mimose) if not name.startswith("_")]
+    yield from (f"Mimose.{name}" for name in (*own, "budget_bytes", "detach"))
+    for kind in (Stats, Explanation):
+        names = (entry.name for entry in fields(kind) if not entry.name.startswith("_"))
+        yield from (f"report.{kind.__name__}.{name}" for name in names)
+    yield from (f"integrations.huggingface.{n}" for n in ("enable", "Enabled", "MimoseCallback"))
+    yield "integrations.lightning.MimoseCallback"

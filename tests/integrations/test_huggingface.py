@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import logging
 from pathlib import Path
@@ -104,6 +105,27 @@ def test_warnings_point_at_the_line_that_called_train() -> None:
         trainer.train()
     places = {Path(warning.filename).name for warning in said if warning.category is MimoseWarning}
     assert places == {Path(__file__).name}
+
+
+@pytest.mark.parametrize(("made", "own"), [(enable, ["trainer"]), (MimoseCallback, [])])
+def test_arguments_are_shown_as_those_of_auto_checkpoint(made: Any, own: list[str]) -> None:
+    taken = inspect.signature(mimose.auto_checkpoint).parameters
+    shown = inspect.signature(made).parameters
+    assert list(shown.values())[len(own) :] == list(taken.values())[1:]
+
+
+def test_what_was_enabled_shows_what_was_asked_for_and_where_it_stands() -> None:
+    trainer = trainer_of(max_steps=1)
+    enabled = enable(trainer, "1GiB", exclude="*.layer.0")
+    asked = "memory_budget='1GiB', exclude='*.layer.0'; "
+    assert repr(enabled) == f"<mimose in Trainer: {asked}not attached yet>"
+    trainer.train()
+    assert repr(enabled) == (
+        f"<mimose in Trainer: {asked}<mimose on 3 blocks, 1.00 GiB, detached>>"
+    )
+    enabled.disable()
+    assert repr(enabled) == "<mimose in Trainer: disabled>"
+    assert repr(MimoseCallback("80%")) == "MimoseCallback(memory_budget='80%'; not attached yet)"
 
 
 def test_a_model_is_no_trainer() -> None:

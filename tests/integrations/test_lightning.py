@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -126,6 +127,16 @@ def test_callback_says_at_once_what_cannot_work(
 ) -> None:
     with pytest.raises(error, match=says):
         MimoseCallback(**options)
+
+
+def test_callback_shows_its_arguments_and_where_it_stands(tmp_path: Path) -> None:
+    taken = list(inspect.signature(mimose.auto_checkpoint).parameters.values())[1:]
+    assert list(inspect.signature(MimoseCallback).parameters.values()) == taken
+    callback = MimoseCallback("1GiB", planner="greedy")
+    asked = "MimoseCallback(memory_budget='1GiB', planner='greedy'; "
+    assert repr(callback) == f"{asked}not attached yet)"
+    fit(lightning.pytorch, module_of(), tmp_path, callback, max_steps=1)
+    assert repr(callback) == f"{asked}<mimose on 4 blocks, 1.00 GiB, detached>)"
 
 
 def test_nothing_is_left_on_the_module_after_the_fit(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import weakref
@@ -38,6 +39,15 @@ class Companion:
         self._model: Callable[[], nn.Module | None] = lambda: None
         self.handle: Mimose | None = None
         """Of the present run, or of the last one."""
+
+    def __str__(self) -> str:
+        """What was asked for beyond the defaults, and where it stands."""
+        usual = inspect.signature(auto_checkpoint).parameters
+        said = {n: value for n, value in self._options.items() if value != usual[n].default}
+        given = {"memory_budget": self._memory_budget, **said}
+        asked = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        state = "not attached yet" if self.handle is None else repr(self.handle)
+        return f"{asked}; {state}"
 
     @property
     def attached(self) -> bool:

@@ -13,17 +13,20 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable, Iterator, MutableMapping
+import os
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
 from torch import nn
 
-from mimose.blocks import find_blocks
+from mimose.blocks import Selector, find_blocks
 from mimose.errors import ArgumentError, ConflictError
+from mimose.inputs import SizeFunction
 from mimose.integrations import missing
 from mimose.integrations.companion import Companion
+from mimose.planners import Planner
 from mimose.report import Explanation, Stats
 from mimose.session import Mimose, refuse_options
 from mimose.switch import switched_off
@@ -44,7 +47,19 @@ except ImportError as error:
 log = logging.getLogger("mimose")
 
 
-def enable(trainer: Trainer, memory_budget: int | str = "auto", **options: Any) -> Enabled:
+def enable(
+    trainer: Trainer,
+    memory_budget: int | str = "auto",
+    *,
+    blocks: Selector | Iterable[Selector] | None = None,
+    exclude: Selector | Iterable[Selector] | None = None,
+    planner: str | Planner = "optimal",
+    collector: str = "ride",
+    enforce: bool = False,
+    allocator: str = "auto",
+    input_size: SizeFunction | None = None,
+    record: str | os.PathLike[str] | None = None,
+) -> Enabled:
     """Let `trainer` train within `memory_budget`. To be called before `trainer.train()`.
 
     While it trains, every micro-batch gets its own plan, and one that runs out of memory is run
@@ -54,8 +69,7 @@ def enable(trainer: Trainer, memory_budget: int | str = "auto", **options: Any) 
 
     Args:
         trainer: A `Trainer`, or anything derived from it.
-        memory_budget: As for `mimose.auto_checkpoint`.
-        options: All others of `mimose.auto_checkpoint`.
+        memory_budget: As for `mimose.auto_checkpoint`; so are all others.
 
     >>> enabled = enable(trainer, memory_budget="20GiB")  # doctest: +SKIP
     >>> trainer.train()  # doctest: +SKIP
@@ -67,6 +81,16 @@ def enable(trainer: Trainer, memory_budget: int | str = "auto", **options: Any) 
             f"enable takes a transformers.Trainer, not a {type(trainer).__name__}: for a model in "
             "a loop of your own call mimose.auto_checkpoint"
         )
+    options = {
+        "blocks": blocks,
+        "exclude": exclude,
+        "planner": planner,
+        "collector": collector,
+        "enforce": enforce,
+        "allocator": allocator,
+        "input_size": input_size,
+        "record": record,
+    }
     refuse_options(memory_budget, options)
     if not switched_off():
         _refuse_data_parallel(trainer.args)
@@ -93,6 +117,10 @@ class Enabled:
             _Stand(self, trainer, "training_step", self._training_step),
             _Stand(self, trainer, "log", self._log),
         ]
+
+    def __repr__(self) -> str:
+        state = self._companion if self._stands else "disabled"
+        return f"<mimose in {type(self._trainer).__name__}: {state}>"
 
     @property
     def handle(self) -> Mimose | None:
@@ -204,8 +232,35 @@ class MimoseCallback(_Presence):
     - after an exception the model stays attached: call `callback.handle.detach()`.
     """
 
-    def __init__(self, memory_budget: int | str = "auto", **options: Any) -> None:
-        super().__init__(Companion(memory_budget, **options))
+    def __init__(
+        self,
+        memory_budget: int | str = "auto",
+        *,
+        blocks: Selector | Iterable[Selector] | None = None,
+        exclude: Selector | Iterable[Selector] | None = None,
+        planner: str | Planner = "optimal",
+        collector: str = "ride",
+        enforce: bool = False,
+        allocator: str = "auto",
+        input_size: SizeFunction | None = None,
+        record: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(
+            Companion(
+                memory_budget,
+                blocks=blocks,
+                exclude=exclude,
+                planner=planner,
+                collector=collector,
+                enforce=enforce,
+                allocator=allocator,
+                input_size=input_size,
+                record=record,
+            )
+        )
+
+    def __repr__(self) -> str:
+        return f"MimoseCallback({self._companion})"
 
     @property
     def handle(self) -> Mimose | None:

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, final
 
+from mimose.blocks import Selector
+from mimose.inputs import SizeFunction
 from mimose.integrations import missing
 from mimose.integrations.companion import Companion
+from mimose.planners import Planner
 from mimose.session import Mimose
 
 if TYPE_CHECKING:
@@ -40,15 +45,39 @@ class MimoseCallback(Callback):
     before. A step that runs out of memory is not run again: a callback cannot do that.
 
     Args:
-        memory_budget: As for `mimose.auto_checkpoint`.
-        options: All others of `mimose.auto_checkpoint`.
+        memory_budget: As for `mimose.auto_checkpoint`; so are all others.
 
     >>> trainer = Trainer(callbacks=[MimoseCallback(memory_budget="20GiB")])  # doctest: +SKIP
     """
 
-    def __init__(self, memory_budget: int | str = "auto", **options: Any) -> None:
-        self._companion = Companion(memory_budget, **options)
+    def __init__(
+        self,
+        memory_budget: int | str = "auto",
+        *,
+        blocks: Selector | Iterable[Selector] | None = None,
+        exclude: Selector | Iterable[Selector] | None = None,
+        planner: str | Planner = "optimal",
+        collector: str = "ride",
+        enforce: bool = False,
+        allocator: str = "auto",
+        input_size: SizeFunction | None = None,
+        record: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._companion = Companion(
+            memory_budget,
+            blocks=blocks,
+            exclude=exclude,
+            planner=planner,
+            collector=collector,
+            enforce=enforce,
+            allocator=allocator,
+            input_size=input_size,
+            record=record,
+        )
         self._logged_at = 0
+
+    def __repr__(self) -> str:
+        return f"MimoseCallback({self._companion})"
 
     @property
     def handle(self) -> Mimose | None:
