@@ -7,7 +7,9 @@ import functools
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -48,11 +50,14 @@ class Layer(nn.Module):
         return x + self.drop(self.ff(x))
 
 
+@dataclass
 class Tally:
-    """Counts in an object of its own: what a recompute leaves on modules is put back."""
+    starts: int = 0
+    ends: int = 0
 
-    def __init__(self) -> None:
-        self.starts = self.ends = 0
+
+TALLIES: WeakKeyDictionary[nn.Module, Tally] = WeakKeyDictionary()
+"""Where no recompute finds them: what it leaves on modules, and on what these hold, is put back."""
 
 
 class Counted(nn.Module):
@@ -61,7 +66,10 @@ class Counted(nn.Module):
     def __init__(self, inner: nn.Module | None = None) -> None:
         super().__init__()
         self.inner = inner or nn.Linear(4, 4)
-        self.tally = Tally()
+
+    @property
+    def tally(self) -> Tally:
+        return TALLIES.setdefault(self, Tally())
 
     @property
     def starts(self) -> int:

@@ -288,7 +288,9 @@ def test_evaluation_passes_straight_through(name: str) -> None:
 
 
 class Diary:
-    """Nobody else can tell what is in it."""
+    """Nobody else can tell what is in it: it has no `__dict__`."""
+
+    __slots__ = ("pages",)
 
     def __init__(self) -> None:
         self.pages: list[int] = []

@@ -65,6 +65,24 @@ class AppendsALoss(Block):
         return y
 
 
+class Collector:
+    def __init__(self) -> None:
+        self.losses: list[torch.Tensor] = []
+        self.runs = 0
+
+
+class HoldsACollector(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = [Collector()]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = super().forward(x)
+        self.inner[0].runs += 1
+        self.inner[0].losses.append(y.pow(2).mean())
+        return y * self.inner[0].runs
+
+
 class HasAState(Block):
     state: torch.Tensor | None = None
 
@@ -101,6 +119,14 @@ def appended(model: Net) -> torch.Tensor:
     return torch.stack(losses).sum()
 
 
+def collected(model: Net) -> torch.Tensor:
+    collectors = [layer.inner[0] for layer in model.layers]  # type: ignore[index]
+    losses = [loss for collector in collectors for loss in collector.losses]
+    for collector in collectors:
+        collector.losses = []
+    return torch.stack(losses).sum()
+
+
 def nothing(model: Net) -> torch.Tensor:
     return torch.zeros(())
 
@@ -131,6 +157,7 @@ def assert_as_plain(model: nn.Module, more: Callable[[Any], torch.Tensor] = noth
     [
         (StoresALoss, stored),
         (AppendsALoss, appended),
+        (HoldsACollector, collected),
         (HasAState, nothing),
         (CountsItsCalls, nothing),
         (PassesADictOn, nothing),
@@ -152,10 +179,11 @@ def test_a_stored_loss_holds_no_rebuilt_activations() -> None:
     assert before < x.nbytes * 2  # the input alone, not three blocks of four tensors each
 
 
-def test_hooks_that_look_on_are_called_once_a_step() -> None:
+@pytest.mark.parametrize("when", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_that_look_on_are_called_once_a_step(when: str) -> None:
     features: list[torch.Tensor] = []
 
-    def collected(model: Net) -> torch.Tensor:
+    def gathered(model: Net) -> torch.Tensor:
         total = torch.stack([feature.pow(2).mean() for feature in features]).sum()
         seen.append(len(features))
         features.clear()
@@ -164,9 +192,13 @@ def test_hooks_that_look_on_are_called_once_a_step() -> None:
     seen: list[int] = []
     model = Net()
     for layer in model.layers:
-        layer.first.register_forward_hook(lambda *call: features.append(call[-1]))
-    assert_as_plain(model, collected)
+        getattr(layer.first, when)(lambda *call: features.append(as_tensor(call[-1])))
+    assert_as_plain(model, gathered)
     assert seen == [3] * 2 * STEPS
+
+
+def as_tensor(given: Any) -> torch.Tensor:
+    return given[0] if isinstance(given, tuple) else given  # type: ignore[no-any-return]
 
 
 def llama(layers: int, **options: Any) -> nn.Module:
@@ -248,35 +280,6 @@ def test_transforms_of_a_model_are_not_planned() -> None:
         assert torch.equal(torch.jit.trace(model, x[0])(x[0]), model(x[0]))
 
 
-class MovesABufferLater(Block):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(WIDTH))
-        self.on = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.on:
-            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
-        return super().forward(x)  # type: ignore[no-any-return]
-
-
-class SwitchedOnLater(Net):
-    def __init__(self) -> None:
-        super().__init__(MovesABufferLater)
-        self.steps = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.steps += 1
-        for layer in self.layers:
-            layer.on = self.steps > 2
-        return super().forward(x)
-
-
-def test_a_buffer_that_is_changed_later_on_is_changed_once_a_step() -> None:
-    with pytest.warns(MimoseWarning, match="changes its buffer 'mean' from now on"):
-        assert_as_plain(SwitchedOnLater())
-
-
 class DrawsFromPython(Block):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * random.uniform(0.99, 1.01)  # type: ignore[no-any-return]
@@ -342,6 +345,21 @@ def test_a_block_that_cannot_run_twice_is_kept_and_its_first_run_counts() -> Non
     ):
         assert steps_of(model) == steps_of(plain)
     assert_same_gradients(model, plain)
+
+
+class MovesALargeTensor(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = torch.zeros(1 << 19)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state += 1
+        return super().forward(x) * self.state[0].clone()  # type: ignore[no-any-return]
+
+
+def test_a_block_that_changes_a_tensor_too_large_to_be_copied_is_kept() -> None:
+    with pytest.warns(MimoseWarning, match=r"it changes a tensor \[524288\] on its modules"):
+        assert_as_plain(Net(MovesALargeTensor))
 
 
 @dataclass

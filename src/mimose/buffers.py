@@ -39,6 +39,13 @@ class Snapshot:
             if name in module._buffers
         ]
 
+    @classmethod
+    def of(cls, values: list[tuple[nn.Module, str, Any]]) -> Snapshot:
+        """These values: module, name, value."""
+        made = cls(())
+        made.values = values
+        return made
+
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` with copies of these values in place of the present buffers."""
         present = [(m, name, m._buffers.get(name, _ABSENT)) for m, name, _ in self.values]

@@ -1,5 +1,7 @@
 """What a forward leaves on its modules besides buffers: state, stored losses, collected features.
 
+Objects that a module holds, a collector of losses say, are looked at as modules are.
+
 In the forward all of it is wanted. A recompute would leave it a second time: a state would advance
 twice, a list would grow, and a tensor stored on a module would hold the rebuilt graph with all its
 activations. So a recompute finds attributes as its forward found them, runs no hook that only
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +23,12 @@ from torch import nn
 from mimose.dice import GENERATORS, Dice, Generator
 from mimose.trees import local
 
-Place = tuple[nn.Module, str]
-"""A module and the name of one of its attributes."""
+Place = tuple[Any, str]
+"""A module, or an object that one holds, and the name of one of its attributes."""
 Hook = tuple[nn.Module, int]
 """A module and the number of one of its forward hooks."""
 
-_ABSENT = object()
+ABSENT = object()
 _AS_IT_IS = object()
 """Stands for a value that is not kept: the recompute finds what is there then."""
 _MOST_BYTES = 1 << 20
@@ -33,10 +36,14 @@ _MOST_BYTES = 1 << 20
 _MOST_ITEMS = 1000
 """Of longer containers the items are not copied."""
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
-_OWN = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
+OWN = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
 """What every module has: no forward changes that."""
+_MOST_HOLDERS = 200
+"""Of a block's modules and what they hold, so many are looked at."""
 _MOVE_PARAMETERS = frozenset({"torch", "deepspeed", "accelerate", "fairscale", "mimose"})
 """Packages whose hooks do more than look on: a recompute needs them."""
+_NOT_LOOKED_AT = _MOVE_PARAMETERS | {"builtins", "logging", "threading", "weakref"}
+"""Packages whose objects change in a forward for reasons of their own."""
 _WRAPPERS = ("torch.distributed.", "torch.nn.parallel.", "deepspeed.", "fairscale.")
 
 
@@ -88,6 +95,11 @@ class Traces(NamedTuple):
     """Whether it throws other dice than torch's."""
     generators: tuple[Generator, ...] = ()
 
+    @property
+    def on_modules_alone(self) -> bool:
+        """Whether no object that a module holds is among them: these have no name."""
+        return all(isinstance(holder, nn.Module) for holder, _ in self.attributes)
+
     def __bool__(self) -> bool:
         return bool(self.attributes or self.onlookers or self.draws)
 
@@ -101,19 +113,31 @@ class Imprint:
         self._dice = dice or (Dice(traces.generators) if traces.draws else None)
         self._onlookers = traces.onlookers
         self._values = [
-            (module, name, _kept(vars(module).get(name, _ABSENT)))
+            (module, name, _kept(vars(module).get(name, ABSENT)))
             for module, name in traces.attributes
         ]
+
+    @property
+    def large(self) -> set[tuple[int, str]]:
+        """The places whose values are too large to be kept."""
+        return {(id(m), name) for m, name, value in self._values if value is _AS_IT_IS}
+
+    @classmethod
+    def of(cls, values: Iterable[tuple[Any, str, Any]]) -> Imprint:
+        """These values of holders' attributes."""
+        made = cls(Traces())
+        made._values = [(holder, name, _kept(value)) for holder, name, value in values]
+        return made
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` with the attributes as they were, and leave them as they are."""
         present = [
-            (module, name, vars(module).get(name, _ABSENT)) for module, name, _ in self._values
+            (module, name, vars(module).get(name, ABSENT)) for module, name, _ in self._values
         ]
         try:
             for module, name, value in self._values:
                 if value is not _AS_IT_IS:
-                    _put(module, name, _copied(value))
+                    _put(module, name, copied(value))
             with _without(self._onlookers):
                 return function(*args) if self._dice is None else self._dice.run(function, *args)
         finally:
@@ -126,10 +150,9 @@ class FirstLook:
 
     def __init__(self, block: nn.Module) -> None:
         self._block = block
-        modules = [] if any(map(_moves_parameters, block.modules())) else block.modules()
         self._before = [
-            (module, {n: (v, _copied(v)) for n, v in vars(module).items() if n not in _OWN})
-            for module in modules
+            (holder, {n: (v, copied(v)) for n, v in vars(holder).items() if n not in OWN})
+            for holder in holders(block)
         ]
         self._answers: dict[Hook, bool] = {}
         self._dice = Dice(self._generators())
@@ -137,11 +160,16 @@ class FirstLook:
         frozen = (p for p in block.parameters() if not p.requires_grad)
         small = (p for p in frozen if local(p).nbytes <= _MOST_BYTES)
         self._frozen = [(p, local(p.detach()).clone()) for p in small]
+        tensors = (v for _, before in self._before for v, copy in before.values() if v is copy)
+        self._large = [(t, _version(t)) for t in tensors if isinstance(t, torch.Tensor)]
 
     @property
-    def changed_a_parameter(self) -> bool:
-        """Whether the run has changed a frozen parameter: a codebook, say."""
-        return any(not torch.equal(local(p.detach()), value) for p, value in self._frozen)
+    def changed_for_good(self) -> str | None:
+        """What the run has changed that a recompute would change again: a codebook, say."""
+        if any(not torch.equal(local(p.detach()), value) for p, value in self._frozen):
+            return "a frozen parameter"
+        changed = (t for t, version in self._large if _version(t) != version)
+        return next((f"a tensor {list(t.shape)} on its modules in place" for t in changed), None)
 
     def _generators(self) -> tuple[Generator, ...]:
         """Those that the block's modules keep, by themselves or several together."""
@@ -156,9 +184,8 @@ class FirstLook:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """While the block runs: which forward hooks inside it return nothing?"""
-        modules = [module for module, _ in self._before if module is not self._block]
-        hooked = [module for module in modules if module._forward_hooks]
-        with _hooks(hooked, self._heard):
+        inside = [part for part, _ in self._before if isinstance(part, nn.Module)]
+        with _hooks([part for part in inside if part is not self._block], self._heard):
             yield
 
     def _heard(self, module: nn.Module, key: int, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,10 +206,17 @@ class FirstLook:
         changed = [
             (module, name)
             for module, before in self._before
-            for name in {*before, *vars(module)} - _OWN
-            if _differs(vars(module).get(name, _ABSENT), *before.get(name, (_ABSENT, _ABSENT)))
+            for name in {*before, *vars(module)} - OWN
+            if differs(vars(module).get(name, ABSENT), *before.get(name, (ABSENT, ABSENT)))
         ]
-        onlookers = (hook for hook, silent in self._answers.items() if silent)
+        altered = {
+            id(module) for module, _ in changed
+        }  # a hook before a forward may set its weight
+        onlookers = (
+            (module, key)
+            for (module, key), silent in self._answers.items()
+            if silent and (key in module._forward_hooks or id(module) not in altered)
+        )
         drew = self._dice.moved()
         return Traces(tuple(changed), tuple(onlookers), drew, self._generators() if drew else ())
 
@@ -190,14 +224,54 @@ class FirstLook:
         """These attributes as they were before the run."""
         made = Imprint(traces._replace(attributes=()), self._dice if traces.draws else None)
         old = {
-            (module, name): copy
-            for module, before in self._before
+            (id(holder), name): copy
+            for holder, before in self._before
             for name, (_, copy) in before.items()
         }
         made._values = [
-            (m, name, _kept(old.get((m, name), _ABSENT))) for m, name in traces.attributes
+            (m, name, _kept(old.get((id(m), name), ABSENT))) for m, name in traces.attributes
         ]
         return made
+
+
+def holders(block: nn.Module) -> list[Any]:
+    """A block's modules, and the objects that these hold: by themselves, or in containers."""
+    modules = list(block.modules())
+    if any(map(_moves_parameters, modules)):
+        return []
+    found: dict[int, Any] = {id(module): module for module in modules}
+    for holder in modules:
+        _add_held(vars(holder), found, depth=1)
+    return list(found.values())
+
+
+def _add_held(held: dict[str, Any], found: dict[int, Any], depth: int) -> None:
+    for name, value in held.items():
+        if name in OWN or isinstance(value, _LEAVES):
+            continue
+        for item in _items(value):
+            if _is_holder(item) and id(item) not in found and len(found) < _MOST_HOLDERS:
+                found[id(item)] = item
+                if depth:
+                    _add_held(vars(item), found, depth - 1)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, _CONTAINERS):
+        few = value.values() if isinstance(value, dict) else value
+        return list(few) if len(value) <= _MOST_ITEMS else ()
+    return (value,)
+
+
+_LEAVES = (bool, int, float, str, type(None), torch.Tensor, tuple, type, FunctionType, ModuleType)
+
+
+def _is_holder(value: Any) -> bool:
+    """Whether it is an object of somebody's own class, which keeps what it has in a `__dict__`."""
+    if isinstance(value, (*_LEAVES, nn.Module, *_CONTAINERS, *GENERATORS, np.ndarray)):
+        return False
+    package = type(value).__module__.partition(".")[0]
+    return package not in _NOT_LOOKED_AT and isinstance(getattr(value, "__dict__", None), dict)
 
 
 @contextmanager
@@ -214,16 +288,21 @@ def _without(onlookers: tuple[Hook, ...]) -> Iterator[None]:
 @contextmanager
 def _hooks(modules: Iterable[nn.Module], change: Callable[..., Any]) -> Iterator[None]:
     """What `change` makes of each forward hook is in its place; None: it is not called."""
-    originals = [(module, module._forward_hooks) for module in modules]
-    for module, hooks in originals:
+    originals = [
+        (module, kind, hooks)
+        for module in modules
+        for kind in ("_forward_hooks", "_forward_pre_hooks")
+        if (hooks := getattr(module, kind))
+    ]
+    for module, kind, hooks in originals:
         changed = [(key, change(module, key, hook)) for key, hook in hooks.items()]
         present = OrderedDict((key, hook) for key, hook in changed if hook is not None)
-        vars(module)["_forward_hooks"] = present
+        vars(module)[kind] = present
     try:
         yield
     finally:
-        for module, hooks in originals:
-            vars(module)["_forward_hooks"] = hooks
+        for module, kind, hooks in originals:
+            vars(module)[kind] = hooks
 
 
 def _moves_parameters(module: nn.Module) -> bool:
@@ -236,16 +315,16 @@ def _is_sharded(tensor: torch.Tensor) -> bool:
     return getattr(tensor._base, "_is_flat_param", False)
 
 
-def _differs(now: Any, was: Any, copy: Any) -> bool:
+def differs(now: Any, was: Any, copy: Any) -> bool:
     """Whether an attribute is another one, or a container with other things in it."""
     if now is not was:
         return not (
             isinstance(now, (bool, int, float, str)) and type(now) is type(was) and now == was
         )
-    return not _like(now, copy)
+    return not like(now, copy)
 
 
-def _like(now: Any, copy: Any) -> bool:
+def like(now: Any, copy: Any) -> bool:
     """Whether something is what it was when it was copied."""
     if now is copy:
         return True
@@ -256,29 +335,33 @@ def _like(now: Any, copy: Any) -> bool:
     if isinstance(now, np.ndarray):
         return np.array_equal(now, copy)
     if isinstance(now, dict):
-        return now.keys() == copy.keys() and all(_like(v, copy[k]) for k, v in now.items())
+        return now.keys() == copy.keys() and all(like(v, copy[k]) for k, v in now.items())
     if isinstance(now, set):
         return len(now) == len(copy) and all(a is b for a, b in zip(now, copy, strict=True))
     if isinstance(now, (list, deque)):
-        return len(now) == len(copy) and all(map(_like, now, copy))
+        return len(now) == len(copy) and all(map(like, now, copy))
     return False
 
 
 def _kept(value: Any) -> Any:
     """A value to find again: without the graph behind it, and nothing large."""
-    return _copied(value, graph=False)
+    return copied(value, graph=False)
 
 
-def _copied(value: Any, *, graph: bool = True, depth: int = 3) -> Any:
+def copied(value: Any, *, graph: bool = True, tensors: bool = True, depth: int = 3) -> Any:
     """What a forward may change in place is copied: containers with what is in them, and small
-    tensors without a graph. Those with one are themselves, or without it."""
+    tensors without a graph. Those with one are themselves, or without it: what follows from them
+    has a graph all the same, as in the forward."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         if value.requires_grad:
             if graph or isinstance(value, nn.Parameter):
                 return value
-            return value.detach() if value.nbytes <= _MOST_BYTES else _AS_IT_IS
-        return value.clone() if _can_be_compared(value) else value
+            small = value.nbytes <= _MOST_BYTES
+            return value.detach().requires_grad_() if small else _AS_IT_IS
+        if not tensors:
+            return value
+        return value.clone() if can_be_compared(value) else value
     if kind is np.ndarray:
         return value.copy() if value.nbytes <= _MOST_BYTES else value
     if kind not in _CONTAINERS:
@@ -287,11 +370,11 @@ def _copied(value: Any, *, graph: bool = True, depth: int = 3) -> Any:
     if kind is set or not depth or len(value) > _MOST_ITEMS:
         return made
     for at, item in value.items() if isinstance(value, dict) else enumerate(value):
-        made[at] = _copied(item, graph=graph, depth=depth - 1)
+        made[at] = copied(item, graph=graph, tensors=tensors, depth=depth - 1)
     return made
 
 
-def _can_be_compared(tensor: torch.Tensor) -> bool:
+def can_be_compared(tensor: torch.Tensor) -> bool:
     """Whether it is small, and no sparse, nested or other special one."""
     plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
     special = tensor.is_nested or tensor.is_meta or tensor.is_inference()
@@ -299,7 +382,11 @@ def _can_be_compared(tensor: torch.Tensor) -> bool:
 
 
 def _put(module: nn.Module, name: str, value: Any) -> None:
-    if value is _ABSENT:
+    if value is ABSENT:
         vars(module).pop(name, None)
     else:
         vars(module)[name] = value
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version

@@ -18,8 +18,9 @@ from mimose.arguments import Given
 from mimose.blocks import Block
 from mimose.buffers import Place, Snapshot, all_places_in, norm_places
 from mimose.control import Listener
-from mimose.errors import ConflictError, warn
+from mimose.errors import ConflictError, RecomputeError, warn
 from mimose.failure import is_out_of_memory
+from mimose.later import Begun, Build, Later, Moment
 from mimose.likeness import make_of
 from mimose.ranks import Spoken, several
 from mimose.recompute import Found, Frame, foreign_hooks
@@ -33,7 +34,6 @@ _MOST_ATTEMPTS = 3
 """How often a block is tried for which there is no memory."""
 
 
-_CHANGES = "it changes what it is given ({})"
 _CHANGED_LATER = "the model changes one of its arguments in place after its run"
 
 
@@ -97,13 +97,15 @@ class TrialSeat(Seat):
 
     __slots__ = (
         "attempts",
+        "build",
         "changing",
         "comes_last",
         "early_stop",
+        "large",
+        "later",
         "listener",
         "name",
         "parameters",
-        "quiet",
         "run",
         "speaks_to",
         "traces",
@@ -126,9 +128,13 @@ class TrialSeat(Seat):
         self.early_stop = True
         self.changing: list[Place] = []
         """The buffers that its forward changes."""
-        self.quiet: list[Place] = []
-        """Those that it has left alone so far."""
         self.traces = Traces()
+        self.build: Build | None = None
+        """How it was made when it was tried."""
+        self.later: Later | None = None
+        """Looks at what it has left alone so far."""
+        self.large: set[tuple[int, str]] = set()
+        """Attributes with which it was tried though their values are too large to be kept."""
         self.parameters: list[tuple[dict[str, Any], str]] = []
         self.comes_last = False
         """Whether it is the last block of its model."""
@@ -139,7 +145,7 @@ class TrialSeat(Seat):
     def verdict(self) -> dict[str, Any] | None:
         """What its first run has shown, in plain values; None if it has not run, or is gone."""
         module = self._module()
-        if self.trusted is None or module is None:
+        if self.trusted is None or module is None or not self.traces.on_modules_alone:
             return None
         names = {id(m): name for name, m in module.named_modules()}
 
@@ -160,7 +166,8 @@ class TrialSeat(Seat):
         Unless it throws dice, or hooks inside it want to be heard first.
         """
         parts = dict(self.module.named_modules())
-        hooked = any(part._forward_hooks for name, part in parts.items() if name)
+        inside = [part for name, part in parts.items() if name]
+        hooked = any(part._forward_hooks or part._forward_pre_hooks for part in inside)
         if hooked or verdict.get("draws", False):
             return
         changing = [(parts[str(at)], str(name)) for at, name in verdict["changing"]]
@@ -171,12 +178,21 @@ class TrialSeat(Seat):
 
     def _settle(self, changing: list[Place], traces: Traces) -> None:
         self.changing, self.traces = changing, traces
-        self.quiet = [place for place in all_places_in(self.module) if place not in changing]
         self.parameters = parameter_places(self.module)
+        self.build = Build(self.module)
+        self._look_for_more()
+
+    def _look_for_more(self) -> Later:
+        known = {(id(module), name) for module, name in self.changing}
+        places = all_places_in(self.module)
+        quiet = [(module, name) for module, name in places if (id(module), name) not in known]
+        self.later = Later(self.module, self.traces.attributes, quiet)
+        return self.later
 
     def let_go(self) -> None:
         """Hold on to no module and no parameter any more."""
-        self.changing, self.quiet, self.parameters, self.traces = [], [], [], Traces()
+        self.changing, self.parameters, self.traces = [], [], Traces()
+        self.build = self.later = None
         self.tried = Tried()
 
     def checkpointed(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -185,49 +201,64 @@ class TrialSeat(Seat):
         if given is not None and given.problem is not None:
             self._distrust(given.problem)
             return function(*args, **kwargs)
-        if self.trusted is None:
+        rebuilt = self.build is not None and not self.build.unchanged
+        if self.trusted is None or rebuilt:
             return self._first_time(function, args, kwargs, given)
-        if given is not None:
-            return self._looked_at(function, args, kwargs, given)
-        frame = self._frame(function, args, kwargs, found=self._found())
-        if not self.quiet:
-            return frame.forward(args, kwargs)
-        before = [(m._buffers.get(name), _version(m, name)) for m, name in self.quiet]
-        out = frame.forward(args, kwargs)
-        moved = [
-            place
-            for place, (buffer, version) in zip(self.quiet, before, strict=True)
-            if place[0]._buffers.get(place[1]) is not buffer or _version(*place) != version
-        ]
-        if moved:
-            frame.found = _Found((frame.found, Snapshot(moved)))
-            self._settle(self.changing + moved, self.traces)
-            self.tried.tell(
-                self,
-                f"changes its buffer {moved[0][1]!r} from now on, which it had left alone: the "
-                "recompute of this one step starts from the changed value",
-            )
-        return out
-
-    def _looked_at(self, function: Callable[..., Any], args: Any, kwargs: Any, given: Given) -> Any:
-        """Run a block that is given objects: its activations go when it has left these alone."""
-        found = _Found((self._found(), given))
-        frame = self._frame(function, given.args, given.kwargs, found=found, keeping=True)
-        out = frame.forward(args, kwargs)
-        changed = given.changed()
-        if changed is None:
+        exchanged, imprint = Exchanged.among(self.parameters), self._imprint()
+        if imprint is not None and imprint.large - self.large:
+            return self._first_time(function, args, kwargs, given)
+        found = _as_one(exchanged, self.changing, imprint, given)
+        moment = self._before()
+        if given is None:
+            frame = self._frame(function, args, kwargs, found=found)
+            out = frame.forward(args, kwargs)
+        else:  # its activations go when it has left these objects alone
+            frame = self._frame(function, given.args, given.kwargs, found=found, keeping=True)
+            out = frame.forward(args, kwargs)
+            if self._changed(given, frame):
+                return out
             frame.let_go()
-        else:
-            frame.keep()
-            self._distrust(_CHANGES.format(changed))
+        begun = moment.begun()
+        if begun is not None:
+            self._begins_to_change(begun, frame, out)
         return out
 
-    def _found(self) -> Found | None:
-        """What a forward that begins now finds, if a recompute may find something else."""
-        exchanged = Exchanged.among(self.parameters)
-        if not self.traces and exchanged is None:
-            return Snapshot(self.changing) if self.changing else None
-        return _Found((exchanged, Snapshot(self.changing), Imprint(self.traces)))
+    def _imprint(self) -> Imprint | None:
+        return Imprint(self.traces) if self.traces else None
+
+    def _before(self) -> Moment:
+        """What a forward that begins now finds of what no forward has changed yet."""
+        if self.later is None or not self.later.current:
+            return self._look_for_more().before()
+        try:
+            return self.later.before()
+        except KeyError:  # an attribute went as another one came
+            return self._look_for_more().before()
+
+    def _changed(self, given: Given | None, frame: Frame) -> bool:
+        """Whether the forward has changed an object that it was given: the block is kept then."""
+        changed = None if given is None else given.changed()
+        if changed is None:
+            return False
+        frame.keep()
+        self._distrust(f"it changes what it is given ({changed})")
+        return True
+
+    def _begins_to_change(self, begun: Begun, frame: Frame, out: Any) -> None:
+        """The recompute of this forward finds the old values, those of later ones find theirs."""
+        buffers, attributes = begun.places
+        old = Snapshot.of(begun.buffers), Imprint.of(begun.attributes)
+        frame.found = _Found((frame.found, *old))
+        if begun.lost:
+            problem = frame.rehearse(out, count_operators=False).problem
+            if problem is not None:
+                raise RecomputeError(
+                    f"block {self.name!r} has begun to change {begun.lost!r} in place, a large "
+                    "tensor that it had left alone, and cannot be recomputed from what it is now: "
+                    f"{problem}. exclude={self.name!r} keeps the block"
+                )
+        traces = self.traces._replace(attributes=(*self.traces.attributes, *attributes))
+        self._settle(self.changing + buffers, traces)
 
     def _first_time(
         self, function: Callable[..., Any], args: Any, kwargs: Any, given: Given | None
@@ -243,20 +274,20 @@ class TrialSeat(Seat):
         frame = self._frame(function, own_args, own_kwargs, keeping=True)
         with look.listening():
             out = frame.forward(args, kwargs)
-        if given is not None and (changed := given.changed()) is not None:
-            frame.keep()
-            self._distrust(_CHANGES.format(changed))
+        if self._changed(given, frame):
             return out
         buffers.add_born(self.module)
-        traces, changed_a_parameter = look.traces(), look.changed_a_parameter
-        frame.found = _Found((exchanged, buffers, look.imprint(traces), given))
-        make = None if traces or changed_a_parameter else self._make(frame)
+        traces, changed = look.traces(), look.changed_for_good
+        imprint = look.imprint(traces)
+        self.large = self.large | imprint.large
+        frame.found = _Found((exchanged, buffers, imprint, given))
+        make = None if traces or changed is not None else self._make(frame)
         if make is not None and make in self.tried.makes:
             frame.let_go()
             self._trust(buffers, traces)
-        elif changed_a_parameter:  # a second run would change it again
+        elif changed is not None:  # a second run would change it again
             frame.keep()
-            self._distrust("it changes a frozen parameter")
+            self._distrust(f"it changes {changed}")
         else:
             rehearsal = self._rehearsed(frame, out)
             if rehearsal is None:
@@ -346,6 +377,17 @@ class TrialSeat(Seat):
             )
 
 
+def _as_one(
+    exchanged: Exchanged | None, changing: list[Place], imprint: Imprint | None, given: Given | None
+) -> Found | None:
+    """What a forward that begins now finds, if a recompute may find something else."""
+    buffers = Snapshot(changing) if changing else None
+    things = [thing for thing in (exchanged, buffers, imprint, given) if thing is not None]
+    if len(things) > 1:
+        return _Found(things)
+    return things[0] if things else None
+
+
 class _Found:
     """Several things that a forward found, as one."""
 
@@ -358,8 +400,3 @@ class _Found:
         for thing in self._things:
             function = functools.partial(thing.run, function)
         return function(*args)
-
-
-def _version(module: nn.Module, name: str) -> int:
-    buffer = module._buffers.get(name)
-    return -1 if buffer is None or buffer.is_inference() else buffer._version

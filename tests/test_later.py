@@ -1,0 +1,261 @@
+"""Blocks that become something else, or begin to change something, long after they were tried."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import spectral_norm as older_spectral_norm
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+
+import mimose
+from compare import assert_same_buffers, assert_same_gradients
+from mimose.errors import MimoseWarning, RecomputeError
+
+WIDTH, STEPS = 8, 5
+Change = Callable[[Any], None]
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.runs = 0
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.between: nn.Module = nn.Dropout(0.0)
+        self.on, self.runs, self.list, self.notes = False, 0, [0], Notes()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("large", torch.zeros(1 << 15))
+        self.tensor = torch.zeros(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x) if self.on else x
+        return x + self.second(torch.tanh(self.between(self.first(x))))
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Net(nn.Module):
+    def __init__(self, kind: type[nn.Module] = Block) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(kind() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def losses_of(model: nn.Module, change: Change, passes: int = 1) -> list[float]:
+    losses = []
+    for step in range(STEPS):
+        if step == 2:
+            torch.manual_seed(0)
+            change(model)
+        x = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(step))
+        loss = torch.stack([model(x + i).pow(2).mean() for i in range(passes)]).sum()
+        loss.backward()
+        losses.append(loss.item())
+    return losses
+
+
+def assert_as_plain(model: Net, change: Change, passes: int = 1) -> list[bool | None]:
+    """It trains as it would alone; whether each block is still one to recompute."""
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all") as handle:
+        losses = losses_of(model, change, passes)
+        trusted = [seat.trusted for seat in handle._attachment.seats]
+    assert losses == losses_of(plain, change, passes)
+    assert_same_gradients(model, plain)
+    assert_same_buffers(model, plain)
+    return trusted
+
+
+def puts_in_batch_norm(model: Any) -> None:
+    for layer in model.layers:
+        layer.between = nn.BatchNorm1d(WIDTH)
+
+
+def adds_spectral_norm(model: Any) -> None:
+    for layer in model.layers:
+        spectral_norm(layer.first)
+
+
+def adds_older_spectral_norm(model: Any) -> None:
+    for layer in model.layers:
+        older_spectral_norm(layer.first)
+
+
+def adds_weight_norm(model: Any) -> None:
+    for layer in model.layers:
+        weight_norm(layer.first)
+
+
+def prepares_quantisation(model: Any) -> None:
+    model.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+    torch.ao.quantization.prepare_qat(model, inplace=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize(
+    "change",
+    [
+        puts_in_batch_norm,
+        adds_spectral_norm,
+        adds_older_spectral_norm,
+        adds_weight_norm,
+        prepares_quantisation,
+    ],
+)
+def test_a_block_whose_modules_are_exchanged_is_tried_again(change: Change) -> None:
+    assert assert_as_plain(Net(), change) == [True] * 3
+
+
+def test_batch_norms_that_are_made_synchronous_are_updated_once() -> None:
+    model = Net()
+    puts_in_batch_norm(model)
+    assert_as_plain(model, lambda m: nn.SyncBatchNorm.convert_sync_batchnorm(m))
+
+
+@pytest.mark.parametrize("when", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_hook_that_is_added_later_is_called_once_a_run(when: str) -> None:
+    calls: list[int] = []
+
+    def add_hook(model: Any) -> None:
+        for layer in model.layers:
+            getattr(layer.first, when)(lambda *call: calls.append(1))
+
+    assert_as_plain(Net(), add_hook)
+    assert len(calls) == 2 * 3 * 3  # both models, three layers, the last three steps
+
+
+class MovesABuffer(Block):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.mul_(0.9).add_(x.detach().mean(0))
+        return x * (1 + self.mean.clone())
+
+
+class ReplacesABuffer(Block):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + x.detach().mean(0)
+        return x * (1 + self.mean)
+
+
+class MovesATensor(Block):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.tensor += x.detach().mean(0)
+        return x * (1 + self.tensor.clone())
+
+
+class CountsItsRuns(Block):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        return x * (1 + self.runs)
+
+
+class AddsAnAttribute(Block):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.more = getattr(self, "more", 0) + 1
+        return x * (1 + self.more)
+
+
+class Appends(Block):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.list.append(1)
+        return x * len(self.list)
+
+
+class TakesNotes(Block):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.notes.runs += 1
+        return x * self.notes.runs
+
+
+def switch_on(model: Any) -> None:
+    for layer in model.layers:
+        layer.on = True
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        MovesABuffer,
+        ReplacesABuffer,
+        MovesATensor,
+        CountsItsRuns,
+        AddsAnAttribute,
+        Appends,
+        TakesNotes,
+    ],
+)
+def test_what_a_block_begins_to_change_is_found_as_it_was_by_the_recompute(
+    kind: type[nn.Module],
+) -> None:
+    assert assert_as_plain(Net(kind), switch_on) == [True] * 3
+
+
+class MovesALargeBuffer(Block):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.large.add_(1)
+        return x * (1 + self.large[0].clone())
+
+
+class FillsALargeBuffer(Block):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.large[1000:].fill_(1)
+        return x * (1 + self.large[1000].clone())
+
+
+def test_a_large_buffer_whose_old_value_is_gone_is_an_error_before_a_gradient_is_wrong() -> None:
+    with pytest.raises(RecomputeError, match=r"'layers.0' has begun to change 'large'.*exclude="):
+        assert_as_plain(Net(MovesALargeBuffer), switch_on)
+
+
+def test_a_large_buffer_may_be_filled_with_the_same_values_each_time() -> None:
+    assert assert_as_plain(Net(FillsALargeBuffer), switch_on) == [True] * 3
+
+
+class CarriesAState(Block):
+    """Its state has a graph that leads into the run before."""
+
+    state: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.state is not None:
+            x = x * torch.sigmoid(self.state)
+        self.state = torch.tanh(x)
+        return super().forward(x)
+
+
+class CarriesALargeState(CarriesAState):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.repeat(8000, 1))[:5]
+
+
+class Recurrent(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.runs % 2 == 0:  # two passes have one backward
+            for layer in self.layers:
+                layer.state = None
+        self.runs += 1
+        return super().forward(x)
+
+    runs = 0
+
+
+def test_a_state_with_its_graph_is_that_of_the_forward() -> None:
+    assert assert_as_plain(Recurrent(CarriesAState), lambda m: None, passes=2) == [True] * 3
+
+
+def test_a_block_that_reads_a_state_too_large_to_be_kept_is_kept_itself() -> None:
+    with pytest.warns(MimoseWarning, match="cannot be recomputed: its outputs have other values"):
+        trusted = assert_as_plain(Recurrent(CarriesALargeState), lambda m: None, passes=2)
+    assert trusted[1:] == [False] * 2  # the first one's state has no graph
