@@ -120,6 +120,8 @@ def test_a_memory_pool_of_somebody_elses_is_left_in_peace() -> None:
         model(tokens).pow(2).mean().backward()
         assert not keys()["expandable_segments"]
     assert theirs.sum() == 1 << 22
+    del theirs, pool
+    torch.cuda.empty_cache()
 
 
 PROGRAM = """
