@@ -271,3 +271,47 @@ def test_in_a_notebook_names_stay_text() -> None:
 def test_stats_tell_of_memory_that_ran_out(recoveries: int, words: str) -> None:
     assert words in str(Stats(steps=4, recoveries=recoveries))
     assert "ran out" not in str(Stats(steps=4))
+
+
+def test_stats_tell_what_a_negative_margin_is() -> None:
+    assert "predictions taken for 2.50% too high" in str(Stats(reserve_bytes=1, margin=-0.025))
+    assert "margin 1.00%" in str(Stats(reserve_bytes=1, margin=0.01))
+    assert "margin 0.00%" in str(Stats(reserve_bytes=1, margin=-1e-9))
+
+
+def test_an_observed_step_has_no_plan_in_the_statistics() -> None:
+    model, batch = models.Encoder(), texts([50])
+    with mimose.auto_checkpoint(model, "64MiB") as handle:
+        train(model, batch * 3)
+        before = handle.stats()
+        assert before.last_plan is not None
+        train(model, texts([90]))
+        stats = handle.stats()
+    assert stats.observed_steps == 3
+    assert stats.last_plan is None
+    assert stats.last_predicted_peak_bytes is None
+    assert stats.last_real_peak_bytes not in (None, before.last_real_peak_bytes)
+
+
+def test_what_does_not_fit_is_not_said_to_fit_still() -> None:
+    model, batches = models.Encoder(), texts([90] * 4)
+    with mimose.auto_checkpoint(model, "1MiB") as handle:
+        with pytest.warns(mimose.MimoseWarning):
+            train(model, batches)
+        told = handle.explain(**batches[0])
+    assert told.plan is not None
+    assert not told.plan.fits
+    assert "would still fit" not in str(told)
+
+
+def test_a_detached_handle_explains_the_kind_of_step_that_the_last_one_was() -> None:
+    model, batches, budget = task("encoder")
+    with mimose.auto_checkpoint(model, budget) as handle, adamw(model) as optimizer:
+        for batch in batches:
+            models.loss_of(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        attached = handle.explain(**batches[0])
+    detached = handle.explain(**batches[0])
+    assert detached.at_most_as is None
+    assert detached.peak_kept_bytes == pytest.approx(attached.peak_kept_bytes, rel=0.03)

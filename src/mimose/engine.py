@@ -226,6 +226,8 @@ class Engine:
             self._settle()
         assert self._setting is not None
         self._tripwire.close()
+        if self._herald.recorder is not None:
+            self._herald.recorder.step_begins()
         self._read_observations()
         if self._stats.steps % 16 == 0:  # asking takes as long as a plan from the cache
             self._several = several()

@@ -106,10 +106,13 @@ class Recorder:
         """The first training step is about to come."""
         self._sink.put(header.line)
 
+    def step_begins(self) -> None:
+        """A step is being opened: what happens from here on, its planning too, is part of it."""
+        self._step += 1
+
     def step_opens(self, base_bytes: int, planning_seconds: float) -> None:
         """The first block of a step is about to run."""
         self._opened_at = time.perf_counter()
-        self._step += 1
         self._base = base_bytes
         self._planning_us = planning_seconds * 1e6
 

@@ -45,7 +45,8 @@ class Stats:
     reserve_bytes: int | None = None
     """The part of the budget that plans leave free."""
     margin: float = 0.0
-    """What plans leave free beyond predictions, as a share of the predicted rise; learned."""
+    """What plans leave free beyond predictions, as a share of the predicted rise; learned. Negative
+    where predictions have long been too high: plans then reckon with so much less."""
     prediction_error: float | None = None
     """The estimator's own leave-one-out error of the peak, as a share of it."""
     runs_kept: int = 0
@@ -63,13 +64,13 @@ class Stats:
     last_size: InputSize | None = None
     """The input of the last step."""
     last_plan: Plan | None = None
-    """The plan of the last planned step."""
+    """The last step's; None if that was observed."""
     last_base_bytes: int = 0
     """In use when the first block of the last step started."""
     last_predicted_peak_bytes: int | None = None
-    """Of the last planned step; None where only an upper bound of its size was known."""
+    """The last step's; None if that was observed, or only an upper bound of its size is known."""
     last_real_peak_bytes: int | None = None
-    """Of the last planned step, where it could be seen."""
+    """The last step's, where it could be seen."""
     worst_shortfall: float = 0.0
     """The most that a predicted peak was under the real one, as a share of it."""
     recoveries: int = 0
@@ -109,6 +110,8 @@ class Stats:
     def observed_step_over(self, step: ObservedStep) -> None:
         self.observed_steps += 1
         self._over, self._was_planned = time.perf_counter(), False
+        self.last_plan = self.last_predicted_peak_bytes = None
+        self.last_real_peak_bytes = step.ride.peak
         self.peak_bytes = max(self.peak_bytes, step.ride.peak)
         self.peak_held_bytes = max(self.peak_held_bytes, step.ride.peak_held)
 
@@ -172,8 +175,7 @@ class Stats:
                 f"memory ran out {_times(self.recoveries)}, and what had failed was run again"
             )
         if self.reserve_bytes is not None:
-            margin = round(self.margin, 4) + 0.0  # never "-0.00%"
-            lines.append(f"reserve {text_of(self.reserve_bytes)}, margin {margin:.2%}")
+            lines.append(f"reserve {text_of(self.reserve_bytes)}, {_margin(self.margin)}")
         if self.prediction_error is not None:
             lines.append(f"prediction error (leave one out): {self.prediction_error:.2%}")
         return "\n".join(lines)
@@ -183,6 +185,13 @@ class Stats:
 
 
 _REMEDY = "raise the budget, shorten the batch, or name smaller blocks (blocks=)"
+
+
+def _margin(margin: float) -> str:
+    """What is learned from real peaks, in words."""
+    if round(margin, 4) < 0:
+        return f"predictions taken for {-margin:.2%} too high, as peaks have shown"
+    return f"margin {abs(margin):.2%}"
 
 
 def _steps(count: int) -> str:
@@ -292,8 +301,12 @@ class Explanation:
             f"{plan.recompute_seconds * 1e3:.1f} ms of recomputing",
         ]
         lines += _block_lines(self.blocks, profile, plan)
-        if self.largest_batch and plan.fits:
-            lines.append(f"a batch of about {self.largest_batch} of this shape would still fit")
+        if self.largest_batch and not bound:
+            still = "still " if plan.fits else ""
+            lines.append(
+                f"a batch of about {self.largest_batch} of this shape would {still}fit, with every "
+                "block recomputed"
+            )
         return lines
 
 
@@ -337,15 +350,13 @@ def explain_plan(
     if setting is None:
         return Explanation(**common)
     common["reserve_bytes"] = setting.reserve.bytes
-    now = setting.gradients.missing()
-    knowledge = knowledge.of(born=setting.gradients.to_be_born(now))
+    knowledge, missing = _coming_kind(knowledge, setting)
     estimate, pattern = knowledge.estimate(size), knowledge.pattern_for(size)
     if estimate is None or pattern is None:
         return Explanation(**common)
     profile = estimate.profile
     if profile.prelude and setting.open:
         common["base_bytes"] = base_bytes = setting.meter.read().in_use + profile.prelude
-    missing = setting.gradients.missing_bytes(now)
     profile = profile.in_step(*knowledge.in_step(pattern, missing))
     available = int(setting.available(base_bytes) / (1 + knowledge.adaptation.margin))
     strictest = RecomputeAll().plan(profile, available)
@@ -359,6 +370,18 @@ def explain_plan(
         at_most_as=estimate.at_most_as,
         largest_batch=_largest_batch(size, strictest, available),
     )
+
+
+def _coming_kind(knowledge: Knowledge, setting: Setting) -> tuple[Knowledge, int]:
+    """What is known of the kind of step that comes next, and which gradients will be born in it.
+
+    Once detached nobody looks at the gradients any more: then that of the last step.
+    """
+    if not setting.open:
+        return knowledge, setting.gradient_bytes if knowledge.born else 0
+    now = setting.gradients.missing()
+    kind = knowledge.of(born=setting.gradients.to_be_born(now))
+    return kind, setting.gradients.missing_bytes(now)
 
 
 def _largest_batch(size: InputSize, strictest: Plan, available: int) -> int | None:

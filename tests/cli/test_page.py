@@ -170,6 +170,20 @@ def test_time_is_not_told_of_sizes_that_only_have_a_bound(bounded: Contents) -> 
     assert bounded.time.steps == 1
 
 
+def test_a_run_over_its_budget_is_said_to_be(recording_file: Path) -> None:
+    recording = read_recording(recording_file)
+    highest = sorted(step.peak_bytes or 0 for step in recording.planned)
+    tight = replace(recording.header, budget_bytes=highest[-3])
+    contents = contents_of(replace(recording, header=tight))
+    assert contents.steps_over == sum(peak > highest[-3] for peak in highest) > 0
+    text = markdown_of(contents, "run")
+    assert f"{contents.steps_over} of {len(highest)} planned steps went over the budget" in text
+    assert "stay under the budget" not in page_of(contents, "run")
+    within = contents_of(recording)
+    assert within.steps_over == 0
+    assert "over the budget" not in markdown_of(within, "run")
+
+
 def test_figures_of_a_benchmark_are_inside_its_page(tmp_path: Path) -> None:
     pytest.importorskip("markdown_it")
     (tmp_path / "time.png").write_bytes(b"\x89PNG")

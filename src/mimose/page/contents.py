@@ -75,6 +75,10 @@ class Contents:
     total_steps: int
     observed_steps: int
     seconds: float
+    peak_held_bytes: int
+    """The most that the allocator held, where that was read."""
+    steps_over: int
+    """Planned steps whose peak was seen to be over the budget."""
     recompute_share: float
     """The share of the planned steps' time that recomputing took; as `Stats` has it."""
     worst_shortfall: float | None
@@ -112,6 +116,8 @@ def contents_of(recording: Recording) -> Contents:
         seconds=steps[-1].at_seconds + steps[-1].milliseconds / 1e3 - steps[0].at_seconds
         if steps
         else 0.0,
+        peak_held_bytes=max((step.held_bytes or 0 for step in steps), default=0),
+        steps_over=sum((step.peak_bytes or 0) > header.budget_bytes for step in recording.planned),
         recompute_share=_recompute_share(recording),
         worst_shortfall=max(0.0, -min(errors)) if errors else None,
         mean_excess=sum(max(0.0, e) for e in errors) / len(errors) if errors else None,

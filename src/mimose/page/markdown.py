@@ -38,6 +38,11 @@ def _summary(contents: Contents) -> str:
         lines.append(
             f"recomputing took about {contents.recompute_share:.1%} of the planned steps' time"
         )
+    if contents.steps_over:
+        planned = contents.total_steps - contents.observed_steps
+        lines.append(f"{contents.steps_over} of {planned} planned steps went over the budget")
+    if contents.peak_held_bytes > contents.budget_bytes:
+        lines.append(f"the allocator held {text_of(contents.peak_held_bytes)}: over the budget")
     if contents.worst_shortfall is not None and contents.mean_excess is not None:
         lines.append(
             f"peaks under-predicted by {contents.worst_shortfall:.2%} at worst, over by "

@@ -208,7 +208,20 @@
     return make("div", { class: "tile" }, ...parts, make("span", {}, text));
   }
 
+  function overBudget() {
+    const planned = run.total_steps - run.observed_steps;
+    if (run.steps_over) {
+      return `${run.steps_over} of ${planned} planned steps went over the budget: ${bytes(run.peak_bytes)} at the highest, ${bytes(run.peak_bytes - run.budget_bytes)} too much.`;
+    }
+    if (run.peak_bytes > run.budget_bytes) return `An observed step went over the budget, by ${bytes(run.peak_bytes - run.budget_bytes)}.`;
+    if (run.peak_held_bytes > run.budget_bytes) {
+      return `Peaks stayed under the budget, but the allocator held ${bytes(run.peak_held_bytes)}, which is over it.`;
+    }
+    return planned ? "No planned step was seen over the budget." : "No step was planned yet.";
+  }
+
   function drawSteps() {
+    by("steps-text").textContent = `Each dot is a step's peak. ${overBudget()} Observed steps recompute more than a plan would, while mimose learns.`;
     const s = run.steps, peaks = s.peak.map((peak, i) => peak ?? s.predicted[i]);
     const top = Math.max(run.budget_bytes, ...peaks.filter((v) => v !== null)) * 1.07;
     const plot = new Plot("steps-chart", {
