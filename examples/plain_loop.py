@@ -50,7 +50,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        print(f"step {step}: length {length}, loss {loss.item():.3f}, {handle.stats().last_plan}")
+        print(f"{step}: length {length}, loss {loss:.3f}, {handle.stats().last_plan or 'observed'}")
 
     print(handle.explain(tokens), handle.stats(), sep="\n\n")
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chains import steady
-from mimose.budget import GIB, Budget, parse_budget, text_of
+from mimose.budget import GIB, Budget, parse_budget, text_of, typed_budget
 from mimose.errors import BudgetError
 
 IN_BYTES = {
@@ -187,3 +187,19 @@ def test_auto_is_never_less_than_is_held_already() -> None:
 )
 def test_bytes_are_written_for_people(number: float, text: str) -> None:
     assert text_of(number) == text
+
+
+def test_a_petabyte_is_a_unit_and_no_unit_is_guessed_that_nobody_meant() -> None:
+    assert parse_budget("1PiB").total_bytes == 1 << 50
+    with pytest.raises(BudgetError, match="'6XB' has no known unit: Write") as refused:
+        parse_budget("6XB")
+    assert "did you mean" not in str(refused.value)
+    with pytest.raises(BudgetError, match="did you mean 6GiB"):
+        parse_budget("6Gi")
+
+
+def test_an_amount_that_is_typed_is_refused_under_its_options_name() -> None:
+    with pytest.raises(BudgetError, match=r"^--floor '2XB' has no known unit"):
+        typed_budget("2XB", "--floor")
+    with pytest.raises(BudgetError, match=r"^--budget 7 bytes is next to nothing"):
+        typed_budget("7")

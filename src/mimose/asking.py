@@ -30,6 +30,8 @@ class Question:
     outlook: Outlook
     sizes: tuple[InputSize, ...]
     """One a step."""
+    remark: str = ""
+    """What people should know of the file."""
 
     @classmethod
     def about(cls, file: Path, planner: str | None, floor_bytes: int | None = None) -> Question:
@@ -38,7 +40,8 @@ class Question:
             first = opened.readline(65536).decode(errors="replace")
         if is_recording(first):
             recording = read_recording(file)
-            question = cls(Outlook.of(recording), tuple(step.size for step in recording.steps))
+            sizes = tuple(step.size for step in recording.steps)
+            question = cls(Outlook.of(recording), sizes, recording.remark)
         else:
             question = cls._about_state(_state_in(file), file, floor_bytes)
         if not question.sizes or not question.outlook.knowledge.version:
@@ -48,7 +51,7 @@ class Question:
             outlook = replace(outlook, planner=planner_named(planner))
         if floor_bytes is not None:
             outlook = replace(outlook, floor_bytes=floor_bytes)
-        return cls(outlook, question.sizes)
+        return replace(question, outlook=outlook)
 
     @classmethod
     def _about_state(

@@ -21,7 +21,11 @@ _UNITS = {
     "MIB": 1 << 20,
     "GIB": 1 << 30,
     "TIB": 1 << 40,
+    "PB": 10**15,
+    "PIB": 1 << 50,
 }
+_LIKELY = {"": "GiB", **{letter: f"{letter}iB" for letter in "KMGTP"}}
+"""What people mean by a unit that begins so: 6G, 6Gi, 6 gigs."""
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z%]*)\s*\Z")
 _SMALLEST, _LARGEST = 1 << 20, 1 << 60
 _EXAMPLES = '"6GiB", "512MiB", "6GB", "80%", "auto", or bytes as a whole number'
@@ -77,9 +81,12 @@ def parse_budget(budget: SupportsIndex | str | float) -> Budget:
     return _parse_bytes(number, repr(budget))
 
 
-def typed_budget(text: str) -> Budget:
-    """A budget as it is typed on a command line: digits alone are bytes."""
-    return parse_budget(int(text) if text.isdecimal() else text)
+def typed_budget(text: str, option: str = "--budget") -> Budget:
+    """Bytes as they are typed on a command line, for this option: digits alone are bytes."""
+    try:
+        return parse_budget(int(text) if text.isdecimal() else text)
+    except BudgetError as error:
+        raise BudgetError(str(error).replace("memory_budget=", f"{option} ", 1)) from None
 
 
 def _parse_float(budget: float) -> Budget:
@@ -123,13 +130,10 @@ def _parse_text(text: str) -> Budget:
     factor = _UNITS.get(unit.upper())
     if factor is None:
         large = not unit and _SMALLEST <= number <= _LARGEST
-        hint = f"did you mean {_meant(number) if large else match[1] + _likely(unit)}?"
-        raise BudgetError(f"memory_budget={text!r} has no known unit: {hint} Write {_EXAMPLES}")
+        likely = _meant(number) if large else match[1] + _LIKELY.get(unit[:1].upper(), "")
+        meant = f"did you mean {likely}? " if large or unit[:1].upper() in _LIKELY else ""
+        raise BudgetError(f"memory_budget={text!r} has no known unit: {meant}Write {_EXAMPLES}")
     return _bytes(number * factor, repr(text))
-
-
-def _likely(unit: str) -> str:
-    return {"G": "GiB", "M": "MiB", "T": "TiB", "K": "KiB", "GI": "GiB"}.get(unit.upper(), "GiB")
 
 
 def _bytes(number: float, shown: str) -> Budget:

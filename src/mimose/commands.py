@@ -139,7 +139,9 @@ def report(
         refuse_file(target, "--output", like=f"run.{format.value}")
         if format is Format.png:
             _need_matplotlib(target)
-    contents = contents_of(_with_steps(read_recording(file), file))
+    recording = _with_steps(read_recording(file), file)
+    _tell(file, recording.remark)
+    contents = contents_of(recording)
     if as_json:
         print(json.dumps(asdict(contents)))
         return
@@ -246,7 +248,8 @@ def plan(
     if plot is not None:
         refuse_file(plot, "--plot", like="plan.png")
         _need_matplotlib(plot)
-    question = Question.about(file, planner, _in_bytes(floor) if floor else None)
+    question = Question.about(file, planner, _in_bytes(floor, "--floor") if floor else None)
+    _tell(file, question.remark)
     weights = question.weights(lengths, samples=samples)
     forecast = question.forecast(weights, [_in_bytes(text) for text in budget or []])
     if plot is not None:
@@ -263,8 +266,8 @@ def plan(
         _say(f"written: {plot}")
 
 
-def _in_bytes(text: str) -> int:
-    total = typed_budget(text).total_bytes
+def _in_bytes(text: str, option: str = "--budget") -> int:
+    total = typed_budget(text, option).total_bytes
     if total is None:
         raise ArgumentError(f"{text!r}: a file knows no device, so write bytes, like 6GiB")
     return total
@@ -303,6 +306,11 @@ def doctor(words: Annotated[list[str] | None, typer.Argument(hidden=True)] = Non
 def bench(words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
     """Measure training under a budget, against peers, on this machine."""
     raise ArgumentError("the benchmark is not part of this installation: use a clone")
+
+
+def _tell(file: Path, remark: str) -> None:
+    if remark:
+        _say(f"{file}: {remark}")
 
 
 def _say(line: str) -> None:

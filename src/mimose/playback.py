@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -68,6 +69,8 @@ class Recording:
     events: list[Event] = field(default_factory=list)
     observations: list[StepObservation] = field(default_factory=list)
     """What was learned in the regime that the run ended in."""
+    unreadable: list[int] = field(default_factory=list)
+    """Lines that make no sense, by number; not a last one that was cut."""
 
     @property
     def planned(self) -> list[RecordedStep]:
@@ -90,6 +93,14 @@ class Recording:
         return knowledge
 
     @property
+    def remark(self) -> str:
+        """What people should know of a file that is damaged; nothing as a rule."""
+        if not self.unreadable:
+            return ""
+        shown = ", ".join(map(str, self.unreadable[:5])) + ("…" if self.unreadable[5:] else "")
+        return f"{len(self.unreadable)} of its lines make no sense and are left out: {shown}"
+
+    @property
     def peak_bytes(self) -> int:
         """The highest peak that was seen."""
         return max((step.peak_bytes or step.base_bytes for step in self.steps), default=0)
@@ -103,7 +114,8 @@ def is_recording(first_line: str) -> bool:
 def read_recording(path: str | os.PathLike[str]) -> Recording:
     """Read a recording, also one that is still being written or was cut."""
     with open(path, encoding="utf-8", errors="replace") as file:
-        lines = file.read().splitlines()
+        text = file.read()
+    lines = text.splitlines()
     if not lines:
         raise ArgumentError(f"{path} is empty: no training step has been recorded in it yet")
     if not is_recording(lines[0]):
@@ -111,9 +123,12 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
             f'{path} is not a recording: write one with auto_checkpoint(..., record="run.jsonl")'
         )
     reader = _Reader(_header(lines[0], path))
-    for line in lines[1:]:
-        reader.take(line)
-    return reader.recording
+    for number, line in enumerate(lines[1:], 2):
+        reader.take(number, line)
+    recording = reader.recording
+    if recording.unreadable[-1:] == [len(lines)] and not text.endswith("\n"):
+        recording.unreadable.pop()  # still being written, or cut
+    return recording
 
 
 def _header(line: str, path: str | os.PathLike[str]) -> Header:
@@ -121,14 +136,20 @@ def _header(line: str, path: str | os.PathLike[str]) -> Header:
         values: dict[str, Any] = json.loads(line)["recording"]
     except ValueError:
         raise ArgumentError(f"{path} was cut within its first line: nothing can be read") from None
+    if not isinstance(values, dict):
+        raise ArgumentError(f"{path} has a first line that no mimose wrote")
     if values.get("format") != FORMAT:
         raise ArgumentError(
             f"{path} has format {values.get('format')}, and this mimose reads {FORMAT}: read it "
             f"with mimose {values.get('mimose_version')}"
         )
     try:
-        return Header(**{**values, "blocks": tuple(values["blocks"])})
-    except (KeyError, TypeError):
+        header = Header(**{**values, "blocks": tuple(map(str, values["blocks"]))})
+        numbers = header.budget_bytes, header.parameter_bytes, header.gradient_bytes
+        if not all(map(_is_number, numbers)) or header.budget_bytes <= 0:
+            raise ValueError(f"{numbers} are no bytes")
+        return header
+    except (KeyError, TypeError, ValueError):
         raise ArgumentError(f"{path} has a first line that no mimose wrote") from None
 
 
@@ -137,22 +158,25 @@ class _Reader:
 
     def __init__(self, header: Header) -> None:
         self.recording = Recording(header)
+        self._blocks = len(header.blocks)
         self._layouts: dict[int, Layout] = {}
         self._chapters: dict[int, list[StepObservation]] = {}
         self._reserve = 0
 
-    def take(self, line: str) -> None:
+    def take(self, number: int, line: str) -> None:
         try:
             values: dict[str, Any] = json.loads(line)
+            if not isinstance(values, dict):
+                raise TypeError(f"{line!r} is no object")
             if "step" in values and "size" in values:
                 self.recording.steps.append(self._step(values))
             elif "observation" in values:
-                observation = StepObservation.from_plain(values["observation"])
+                observation = StepObservation.from_plain(values["observation"], self._blocks)
                 if values.get("anew"):
                     self.recording.observations.clear()
                 self.recording.observations.append(observation)
             elif "timed" in values:
-                timed = StepObservation.from_plain(values["timed"])
+                timed = StepObservation.from_plain(values["timed"], self._blocks)
                 _take_times(self._chapters.get(values["in"], []), timed)
             elif "regime" in values:
                 self.recording.observations = self._chapters.setdefault(values["regime"], [])
@@ -160,19 +184,29 @@ class _Reader:
                 self._layouts[values["layout"]] = _layout(values["of"])
             elif "event" in values:
                 self.recording.events.append(_event(values))
-        except (ValueError, KeyError, TypeError):
-            return
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            self.recording.unreadable.append(number)
 
     def _step(self, values: dict[str, Any]) -> RecordedStep:
-        self._reserve = values.get("reserve", self._reserve)
+        numbers = {key: value for key, value in values.items() if key not in ("size", "plan")}
+        if not all(
+            _is_number(value) or (value is None and key in _UNSEEN)
+            for key, value in numbers.items()
+        ):
+            raise ValueError(f"not all of these are numbers: {numbers}")
         layout = self._layouts[values.get("layout", 0)]
+        if len(values["size"]) != sum(rank for _, rank in layout):
+            raise ValueError(f"{values['size']} is no size of {layout}")
+        self._reserve = values.get("reserve", self._reserve)
         plan, predicted = values.get("plan"), values.get("predicted")
+        if not set(plan or "") <= set("Kr"):
+            raise ValueError(f"{plan!r} is no plan")
         if plan == "":  # after memory ran out: whatever runs is recomputed, nothing is predicted
             plan, predicted = "r" * len(self.recording.header.blocks), None
         return RecordedStep(
             number=values["step"],
             at_seconds=values["at"],
-            size=InputSize(layout, tuple(values["size"])),
+            size=InputSize(layout, tuple(map(operator.index, values["size"]))),
             plan=plan,
             base_bytes=values["base"],
             at_most_bytes=values.get("at_most"),
@@ -184,6 +218,15 @@ class _Reader:
             planning_microseconds=values["planning_us"],
             reserve_bytes=self._reserve,
         )
+
+
+_UNSEEN = ("peak", "held")
+"""What may be null in a step's line: nobody could see it."""
+
+
+def _is_number(value: Any) -> bool:
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return plain and abs(value) < 1 << 62
 
 
 def _take_times(learned: list[StepObservation], timed: StepObservation) -> None:
@@ -205,5 +248,8 @@ def _layout(pairs: Sequence[tuple[str, int]]) -> Layout:
 
 def _event(values: dict[str, Any]) -> Event:
     return Event(
-        kind=values["event"], at_seconds=values["at"], step=values["step"], text=values["text"]
+        kind=str(values["event"]),
+        at_seconds=float(values["at"]),
+        step=int(values["step"]),
+        text=str(values["text"]),
     )

@@ -7,12 +7,14 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import mimose
 import models
+from mimose.page.contents import contents_of
 from mimose.playback import read_recording
 from mimose.recording import Recorder, own_path
 from training import seats, task, texts, train
@@ -129,6 +131,16 @@ def test_what_was_recorded_is_on_disk_when_python_ends_without_detach(tmp_path: 
     assert len(read_recording(path).steps) == 3
 
 
+def test_what_happens_while_a_step_is_opened_is_an_event_of_that_step(tmp_path: Path) -> None:
+    model, batches, budget = task("encoder")
+    with mimose.auto_checkpoint(model, budget, record=tmp_path / "run.jsonl"):
+        train(model, batches[:3])
+        model.encoder.layers[0].requires_grad_(False)
+        train(model, batches[3:5])
+    (event,) = read_recording(tmp_path / "run.jsonl").events
+    assert (event.kind, event.step) == ("regime", 4)
+
+
 def test_a_budget_that_is_too_small_is_an_event(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     model = models.Encoder()
@@ -163,7 +175,47 @@ def test_lines_that_make_no_sense_are_left_out(
     noise = ["", "[]", "7", "null", '{"step":3}', '{"observation":{}}', "\x00\x00", '{"event":1}']
     path = tmp_path / "noisy.jsonl"
     path.write_text("\n".join([lines[0], *noise, *lines[1:], *noise]))
-    assert read_recording(path) == read_recording(recorded[0])
+    recording = read_recording(path)
+    assert recording.unreadable
+    assert replace(recording, unreadable=[]) == read_recording(recorded[0])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '{"step":3,"at":0.1,"size":[4,50],"base":1,"peak":"x","held":null,"ms":1,"planning_us":1}',
+        '{"step":3,"at":0.1,"size":[4],"base":1,"peak":1,"held":null,"ms":1,"planning_us":1}',
+        '{"step":3,"at":0.1,"size":[4,50],"base":null,"peak":1,"held":1,"ms":1,"planning_us":1}',
+        '{"step":3,"plan":"KKx","at":0,"size":[4,50],"base":1,"peak":1,"held":1,"ms":1,'
+        '"planning_us":1}',
+        '{"observation":{"layout":[["input_ids",2]],"dims":[4,50],"pattern":[[9,0]],"runs":[[]]}}',
+        '{"event":"regime","at":"x","step":1,"text":""}',
+        "[1]",
+        '{"step":3,"at"',
+    ],
+)
+def test_a_broken_line_is_left_out_and_told(
+    broken: str, recording_file: Path, tmp_path: Path
+) -> None:
+    lines = recording_file.read_text().splitlines()
+    damaged = tmp_path / "run.jsonl"
+    damaged.write_text("\n".join([*lines[:6], broken, *lines[6:]]) + "\n")
+    recording = read_recording(damaged)
+    assert recording.steps == read_recording(recording_file).steps
+    assert recording.unreadable == [7]
+    assert recording.remark == "1 of its lines make no sense and are left out: 7"
+    assert contents_of(recording).total_steps == len(recording.steps)
+
+
+def test_a_header_that_was_tampered_with_is_refused(recording_file: Path, tmp_path: Path) -> None:
+    first, *rest = recording_file.read_text().splitlines()
+    values = json.loads(first)["recording"]
+    for wrong in ({"budget_bytes": "x"}, {"budget_bytes": 0}, {"blocks": 3}):
+        damaged = tmp_path / "run.jsonl"
+        header = json.dumps({"recording": {**values, **wrong}}, separators=(",", ":"))
+        damaged.write_text("\n".join([header, *rest]))
+        with pytest.raises(mimose.ArgumentError, match="first line that no mimose wrote"):
+            read_recording(damaged)
 
 
 def test_each_process_of_a_group_has_its_own_file(
