@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import pickle
 from collections.abc import Callable
 
@@ -174,3 +175,28 @@ def test_block_inside_a_checkpoint_by_hand_is_refused_with_its_name() -> None:
         pytest.raises(ConflictError, match=r"block '0'.*mimose\.checkpoint"),
     ):
         mimose.checkpoint(model, torch.ones(2, 4)).pow(2).sum().backward()
+
+
+@pytest.mark.parametrize("flagged", [True, False])
+def test_transformers_is_not_made_to_warn_of_caches(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, flagged: bool
+) -> None:
+    from transformers.utils import logging as theirs
+
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    caplog.set_level(logging.WARNING, "transformers")
+    words = "incompatible with gradient checkpointing"
+
+    def told(model: nn.Module, batch: dict[str, torch.Tensor]) -> bool:
+        theirs.warning_once.cache_clear()
+        caplog.clear()
+        model(**batch).loss.backward()
+        return words in caplog.text
+
+    model, batch = models.llama()
+    model.gradient_checkpointing_enable()  # type: ignore[operator]
+    assert told(model, batch), "nothing is tested"
+    if not flagged:
+        model.gradient_checkpointing_disable()  # type: ignore[operator]
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        assert not any(told(model, batch) for _ in range(4))
