@@ -406,6 +406,12 @@ def test_error_without_words_is_out_of_memory_as_well() -> None:
         assert handle.retry(step, texts([20])[0]) == 7.0
 
 
+def test_a_machine_without_memory_is_out_of_memory() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 50, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+
+
 def test_convolution_that_finds_no_engine_has_run_out_of_memory() -> None:
     words = "GET was unable to find an engine to execute this computation"
     assert is_out_of_memory(RuntimeError(words))

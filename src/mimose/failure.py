@@ -12,6 +12,7 @@ _WORDS = (
     "CUDNN_STATUS_ALLOC_FAILED",
     # cuDNN tries one engine after another and swallows each one's error; as a rule it was this.
     "unable to find an engine to execute this computation",
+    "DefaultCPUAllocator: can't allocate memory",
 )
 
 
