@@ -229,6 +229,17 @@ def test_layers_that_replace_features_of_a_data_object_train_as_they_would_alone
         assert assert_as_plain(Graph(in_layers=True)) == [False] * 3
 
 
+@pytest.mark.filterwarnings("ignore::mimose.errors.MimoseWarning")
+@pytest.mark.parametrize("kind", ["deque", "slots", "collector", "iterator"])
+def test_a_forward_that_is_only_looked_at_changes_nothing(kind: str) -> None:
+    model = Net(*CHANGED[kind])
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, "1GiB", collector="shuttle"):
+        losses = losses_of(model)
+    assert losses == losses_of(plain)
+    assert_same_gradients(model, plain)
+
+
 def test_a_recompute_finds_a_data_object_as_its_forward_found_it() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", MimoseWarning)

@@ -202,6 +202,16 @@ def test_what_a_block_begins_to_change_is_found_as_it_was_by_the_recompute(
     assert assert_as_plain(Net(kind), switch_on) == [True] * 3
 
 
+@pytest.mark.parametrize("kind", [CountsItsRuns, AddsAnAttribute, Appends, TakesNotes])
+def test_a_forward_that_is_only_looked_at_leaves_no_trace(kind: type[nn.Module]) -> None:
+    model = Net(kind)
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, "1GiB", collector="shuttle"):
+        losses = losses_of(model, switch_on)
+    assert losses == losses_of(plain, switch_on)
+    assert_same_gradients(model, plain)
+
+
 class MovesALargeBuffer(Block):
     def before(self, x: torch.Tensor) -> torch.Tensor:
         self.large.add_(1)

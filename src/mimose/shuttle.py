@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from mimose.ambient import Ambient
+from mimose.arguments import Given
 from mimose.attach import BlockSeat
 from mimose.buffers import Snapshot, places_in
 from mimose.collector import Ride
 from mimose.held import own_containers
+from mimose.traces import without_a_trace
 from mimose.trees import argument_tensors, storage_bytes
 
 
 class Shuttle(Ride):
     """The paper's collector: each block's forward runs once more, only to be looked at.
 
-    What a block saves, its spike and its time come from a forward of their own, with RNG and
-    buffers as they were; the levels around it still come from the recompute.
+    What a block saves, its spike and its time come from a forward of their own, with RNG, buffers
+    and attributes as they were, on copies of what the block is given; the levels around it still
+    come from the recompute. A block whose arguments cannot be copied is not looked at: it is kept.
     """
 
     samples = False
@@ -29,18 +33,24 @@ class Shuttle(Ride):
 
     def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         super().run_begins(seat, args, kwargs)
+        given = Given.of(args, kwargs)
+        if given is None or given.problem is None:
+            self._look(seat, *_own(args, kwargs, given))
+        return True
+
+    def _look(self, seat: BlockSeat, args: Any, kwargs: Any) -> None:
         ambient = Ambient(argument_tensors(args, kwargs), preserve_rng=True)
         buffers = Snapshot(places_in(seat.module))
         before = self._read().in_use
         begun = self._clock.mark()
-        out = buffers.run(ambient.run, seat.plain, own_containers(args, kwargs), {})
+        looked = functools.partial(without_a_trace, seat.module, ambient.run)
+        out = buffers.run(looked, seat.plain, (args, kwargs), {})
         ended = self._clock.mark()
         after = self._read()
         kept = after.in_use - before - _fresh_output_bytes(out, (args, kwargs))
         self._looked[seat.run] = (kept, after.peak - before, begun, ended)
         del out
         self._meter.reset_peak()
-        return True
 
     def forward_ends(
         self, block: int, own_outputs: list[torch.UntypedStorage], idle_inputs: list[torch.Tensor]
@@ -56,6 +66,10 @@ class Shuttle(Ride):
             return
         run = self._runs[block]
         run.saved, run.spike, run.begun, run.ended = self._looked[block]
+
+
+def _own(args: Any, kwargs: Any, given: Given | None) -> tuple[Any, Any]:
+    return own_containers(args, kwargs) if given is None else (given.args, given.kwargs)
 
 
 def _fresh_output_bytes(out: Any, inputs: Any) -> int:

@@ -145,6 +145,19 @@ class Imprint:
                 _put(module, name, value)
 
 
+def without_a_trace(block: nn.Module, function: Callable[..., Any], *args: Any) -> Any:
+    """Call `function`, which runs the block: afterwards all attributes are as before."""
+    parts = holders(block)
+    before = [frozenset(vars(part)) | OWN for part in parts]
+    places = ((part, n) for part in parts for n in vars(part) if n not in OWN)
+    try:
+        return Imprint(Traces(tuple(places))).run(function, *args)
+    finally:
+        for part, names in zip(parts, before, strict=True):
+            for name in vars(part).keys() - names:
+                del vars(part)[name]
+
+
 class FirstLook:
     """A block before its first run: afterwards, what that has left behind."""
 
