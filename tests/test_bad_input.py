@@ -489,9 +489,30 @@ def test_budget_below_all_recomputed_is_said_once_with_numbers_and_remedy() -> N
     message = str(said[0].message)
     assert re.search(r"with every block recomputed, [\d.]+ .iB more than the budget of", message)
     assert "raise memory_budget or shorten the batch" in message
+    assert "saves only" not in message
     assert "input 4×" in message
     assert stats.runs_recomputed > 0
     assert stats.runs_kept > 0, "small batches fit all the same"
+
+
+class WideHead(models.Encoder):
+    """Nearly all of its memory is outside of its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=2, width=8)
+        self.wide = nn.Linear(8, 2000)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.wide(self.encoder(self.embedding(input_ids))).tanh().exp().mean((1, 2))
+
+
+def test_blocks_that_save_next_to_nothing_are_told_so() -> None:
+    model, batches = WideHead(), texts([10, 20, 40, 30, 40])
+    budget = int(0.8 * peak_of_recomputing(model, batches))
+    with mimose.auto_checkpoint(model, budget), pytest.warns(MimoseWarning) as said:
+        train(model, batches)
+    message = str(said[0].message)
+    assert re.search(r"saves only [\d.]+ .iB of the [\d.]+ .iB.*blocks=", message)
 
 
 @pytest.mark.parametrize(("fits", "said"), [(True, 0), (False, 1)])

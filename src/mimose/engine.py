@@ -38,6 +38,7 @@ from mimose.inputs import (
 from mimose.lessons import Lessons
 from mimose.memory import Reading
 from mimose.observations import StepObservation
+from mimose.plan_cache import CachedPlan
 from mimose.ranks import Agreement, several
 from mimose.recording import Header
 from mimose.regime import Regime
@@ -191,9 +192,14 @@ class Engine:
             return False
         cached = self._scheduler.plan_rest(self._setting, size, self._decision, done)
         if cached is not None:
-            self._herald.tell_if_too_little(self._setting, size, cached.plan, step.start.in_use)
+            self._tell_if_too_little(self._setting, size, cached, step.start.in_use)
             step.plan_rest(size, cached)
         return cached is not None
+
+    def _tell_if_too_little(
+        self, setting: Setting, size: InputSize, cached: CachedPlan, in_use_bytes: int
+    ) -> None:
+        self._herald.tell_if_too_little(setting, size, cached.plan, in_use_bytes, cached.profile)
 
     def forward_returned(self, out: Any) -> None:
         """The root's forward is done."""
@@ -305,7 +311,7 @@ class Engine:
             return None
         self._decision, cached = decision, decision.cached
         if decision.new and len(size.passes) == 1:  # else others are only expected
-            self._herald.tell_if_too_little(setting, size, cached.plan, reading.in_use)
+            self._tell_if_too_little(setting, size, cached, reading.in_use)
         if isinstance(self._last_step, ObservedStep):
             self._stop_listening()
         setting.make_room(reading.in_use + cached.plan.peak_bytes, reading)

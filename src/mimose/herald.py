@@ -13,8 +13,28 @@ from mimose.inputs import InputSize
 from mimose.plan import Plan
 from mimose.recording import Recorder
 from mimose.setting import Setting
+from mimose.timeline import Profile, peak
 
 log = logging.getLogger("mimose")
+
+
+_LITTLE = 0.1
+"""Where recomputing saves less than this share of a step's memory, its blocks are not worth it."""
+
+
+def _if_little_is_saved(plan: Plan, profile: Profile | None) -> str:
+    """That the blocks are not where the memory goes, where a plan saves next to nothing."""
+    if profile is None:
+        return ""
+    all_kept = peak(profile, [False] * len(plan.recompute))
+    saved = all_kept - plan.peak_bytes
+    if saved >= _LITTLE * all_kept:
+        return ""
+    return (
+        f". Recomputing saves only {text_of(max(0, saved))} of the {text_of(all_kept)} that this "
+        "step takes with all blocks kept: the rest is outside of the blocks, or comes back with "
+        "each recompute. Smaller blocks, or others, may save more: name them with blocks="
+    )
 
 
 class Herald:
@@ -49,7 +69,12 @@ class Herald:
             )
 
     def tell_if_too_little(
-        self, setting: Setting, size: InputSize, plan: Plan, in_use_bytes: int
+        self,
+        setting: Setting,
+        size: InputSize,
+        plan: Plan,
+        in_use_bytes: int,
+        profile: Profile | None = None,
     ) -> None:
         """Once, if not even this plan fits."""
         if self._said_too_little or plan.fits:  # maybe by what real peaks have taught
@@ -68,8 +93,8 @@ class Herald:
         message = (
             f"input {size} needs {text_of(needed)} {does}, {text_of(missing)} more than the budget "
             f"of {text_of(setting.budget_bytes)} leaves after its reserve of "
-            f"{text_of(setting.reserve.least)}: raise memory_budget or shorten the batch. Training "
-            "goes on"
+            f"{text_of(setting.reserve.least)}: raise memory_budget or shorten the batch"
+            f"{_if_little_is_saved(plan, profile)}. Training goes on"
         )
         self._record("budget too small", message)
         warn(message)
