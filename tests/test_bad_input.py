@@ -144,13 +144,15 @@ def test_refused_attachment_leaves_an_earlier_recording_alone(tmp_path: Path) ->
     assert file.read_bytes() == recorded
 
 
-def test_attachment_that_replaces_another_takes_over_its_file(tmp_path: Path) -> None:
+def test_attachment_that_replaces_another_leaves_its_file_whole(tmp_path: Path) -> None:
     model, file = models.Encoder(), tmp_path / "run.jsonl"
     mimose.auto_checkpoint(model, "1GiB", record=file)
     train(model, texts([20, 30]))
-    with mimose.auto_checkpoint(model, "1GiB", record=file):
+    with mimose.auto_checkpoint(model, "1GiB", record=file) as handle:
         train(model, texts([40]))
-    assert [line.size.dims[1] for line in read_recording(file).steps] == [40]
+    assert [line.size.dims[1] for line in read_recording(file).steps] == [20, 30]
+    assert handle.recording is not None
+    assert [line.size.dims[1] for line in read_recording(handle.recording).steps] == [40]
 
 
 def lazy() -> nn.Module:
