@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import warnings
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -130,3 +132,36 @@ def test_a_handle_that_is_kept_does_not_keep_its_model_alive(steps: int) -> None
     gc.collect()
     assert gone() is None
     handle.detach()
+
+
+class Changing(nn.Module):
+    """Gives something else each time, so that it cannot be recomputed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls = nn.Linear(4, 4), itertools.count(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * next(self.calls)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 6])
+@pytest.mark.parametrize("case", ["none", "forward", "backward", "cannot be recomputed"])
+def test_detached_handle_holds_nothing_of_a_model_that_is_gone(case: str, steps: int) -> None:
+    block: type[nn.Module] = Changing if case == "cannot be recomputed" else Faulty
+    attached = nn.Sequential(block(), block(), block())
+    handle = mimose.auto_checkpoint(attached, "1GiB", blocks=block)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mimose.errors.MimoseWarning)
+        for step in range(steps):
+            attached[1].phase = case if step == steps - 1 else "none"
+            with suppress(ValueError):
+                attached(torch.randn(3, 4)).sum().backward()
+    handle.detach()
+    gradients = [p.grad for p in attached.parameters() if p.grad is not None]
+    things = [*attached.modules(), *attached.parameters(), *attached.buffers(), *gradients]
+    left = [weakref.ref(thing) for thing in things]
+    del attached, gradients, things
+    gc.collect()
+    assert [ref() for ref in left] == [None] * len(left)
+    assert handle.stats().steps == steps

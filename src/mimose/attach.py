@@ -83,6 +83,10 @@ class BlockSeat(TrialSeat):
             after((args, kwargs), out)
         return out
 
+    def let_go(self) -> None:
+        super().let_go()
+        self.after = None
+
     def _may_run_twice(self, args: Any, kwargs: Any) -> bool:
         """Whether a forward that fails leaves nothing behind, and nobody else takes part in it.
 

@@ -204,12 +204,12 @@ class Ride(Listener):
         reading = self._read()
         self._over, self._retained = True, retained
         self._held_after = reading.held
-        if self._latest is None or self._base is None:
-            return
-        if self._tail is None:
-            self._note_back(reading)
-        self._note_born()
-        self._tail = reading.peak - self._base + self._stale_bytes - self._born
+        if self._latest is not None and self._base is not None:
+            if self._tail is None:
+                self._note_back(reading)
+            self._note_born()
+            self._tail = reading.peak - self._base + self._stale_bytes - self._born
+        self._missing, self._existing = [], []  # whoever holds the ride holds no parameters
 
     @property
     def in_backward(self) -> bool:

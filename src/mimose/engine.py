@@ -114,9 +114,10 @@ class Engine:
         self._verdicts = self._block_verdicts()
         self._attachment.detach()
         self._attachment = None
+        self._agreement = Agreement([])
         self._tripwire.close()
         self._root.leave()
-        self._step = None
+        self._step = self._last_step = None
         for finalizer in self._finalizers:  # both close, and the model no longer holds on to them
             finalizer()
         self._finalizers = []

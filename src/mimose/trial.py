@@ -190,7 +190,8 @@ class TrialSeat(Seat):
         return self.later
 
     def let_go(self) -> None:
-        """Hold on to no module and no parameter any more."""
+        """Hold on to no module, no parameter and no step any more."""
+        self.listener = None
         self.changing, self.parameters, self.traces = [], [], Traces()
         self.build = self.later = None
         self.tried = Tried()
