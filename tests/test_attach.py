@@ -381,7 +381,7 @@ def test_several_blocks_of_a_kind_that_cannot_be_recomputed_are_one_warning(
     (warning,) = (str(warning.message) for warning in said)
     assert warning.startswith("block '0' cannot be recomputed: ")
     assert "exclude='0'" in warning
-    assert "Which of 2 more" in warning
+    assert "which of the 2 other RemembersItsCalls are the same" in warning
     logged = [line for line in caplog.messages if "cannot be recomputed" in line]
     assert [line.partition("cannot")[0] for line in logged] == [
         "mimose: block '1' ",

@@ -334,7 +334,7 @@ def test_what_does_not_fit_at_all_is_an_error_with_sizes_and_remedy() -> None:
         assert isinstance(caught.value, torch.OutOfMemoryError)
         said = str(caught.value)
         assert str(pickle.loads(pickle.dumps(caught.value))) == said
-        assert "input 4×30 does not fit with every block recomputed" in said
+        assert "Input 4×30 does not fit with every block recomputed" in said
         assert "the budget is 1.00 GiB" in said
         assert "Raise memory_budget, shorten the batch, or split it" in said
         assert "the fuse is blown" in said

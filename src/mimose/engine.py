@@ -492,7 +492,7 @@ class Engine:
         budget = text_of(self.budget_bytes) if self.budget_bytes else str(self._budget)
         base = text_of(self._stats.last_base_bytes)
         return (
-            f"input {size} does not fit with every block recomputed: the budget is {budget}, of "
+            f"Input {size} does not fit with every block recomputed: the budget is {budget}, of "
             f"which {base} were in use at the step's start. Raise memory_budget, shorten the "
             "batch, or split it"
         )

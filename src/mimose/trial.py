@@ -60,7 +60,7 @@ class Tried:
             return
         self._told.add((kind, what))
         others = self.classes[kind] - 1
-        alike = f". Which of {others} more {kind.__name__} this is true of is logged (INFO)"
+        alike = f". The log names which of the {others} other {kind.__name__} are the same (INFO)"
         warn(f"block {block.name!r} {what}{remedy}{alike if others else ''}")
 
 
