@@ -19,9 +19,9 @@ from torch import nn
 import mimose
 import models
 from compare import Storages, assert_same_buffers, assert_same_gradients, live_tensors, same
-from mimose.control import task_id
 from mimose.errors import OutOfMemory
 from mimose.failure import is_out_of_memory
+from mimose.running_backward import task_id
 from mimose.steps import PlannedStep
 from parts import Layer
 from training import Batch, adamw, labelled, lengths, task, texts, tight_budget

@@ -16,8 +16,8 @@ from torch import nn
 
 import mimose
 import models
+from mimose.lookout import Lookout
 from mimose.memory import CpuMeter
-from mimose.regime import Lookout
 from mimose.report import Stats
 from parts import bf16
 from training import Batch, bert, labelled, peak_of_plain, texts, tight_budget, train

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import Node
 
+from mimose.running_backward import task_id
 from mimose.trees import tensors_in
 
 
@@ -86,22 +87,3 @@ def nodes_of(tensors: Iterable[torch.Tensor]) -> set[Node]:
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Call `callback` once the running backward is done. For use inside one."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
-
-
-def unknown_task() -> int:
-    """Stands in where torch cannot tell which backward is running."""
-    return 0
-
-
-def unknown_graph() -> bool:
-    """Stands in where torch cannot tell whether a graph outlives the running backward."""
-    return False
-
-
-keeps_graph: Callable[[], bool] = getattr(
-    torch._C._autograd, "_get_current_graph_task_keep_graph", unknown_graph
-)
-"""Whether the graph, with all that it has saved, outlives the running backward."""
-
-task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", unknown_task)
-"""Which backward is running; -1 if none is."""

@@ -21,6 +21,7 @@ from mimose.attach import Attachment, BlockSeat
 from mimose.blocks import Block
 from mimose.budget import Budget, text_of
 from mimose.bypass import Tripwire
+from mimose.collectives import several
 from mimose.collector import Ride
 from mimose.correction import Watch
 from mimose.decision import Decision
@@ -39,7 +40,7 @@ from mimose.lessons import Lessons
 from mimose.memory import Reading
 from mimose.observations import StepObservation
 from mimose.plan_cache import CachedPlan
-from mimose.ranks import Agreement, several
+from mimose.ranks import Agreement
 from mimose.recording import Header
 from mimose.regime import Regime
 from mimose.report import Stats

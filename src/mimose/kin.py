@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from mimose.inputs import InputSize
 from mimose.observations import Observation, Run, StepObservation
-from mimose.planners import Optimal
 from mimose.timeline import InStep, Profile, RunCost, peak
 
 _SAME = 0.005
@@ -55,18 +54,20 @@ class Kin:
         others: Iterable[StepObservation],
         in_step: InStep,
         available_bytes: int,
+        choose: Callable[[Profile, int], Sequence[bool]],
     ) -> Sample | None:
         """What to keep while a step of this size is observed; None if nothing can be.
 
-        `others` are what was seen besides.
+        `others` are what was seen besides; `choose` tells what to recompute of a profile in so
+        many bytes.
         """
         same = [self.seen, *(other for other in others if other.pattern == self.seen.pattern)]
         guess = _chord(same, size) or _scaled(same, size)
         if guess is None:
             return None
         profile = guess.in_step(*in_step)
-        choices = list(Optimal().plan(profile, available_bytes).recompute)
-        choices = [again or run.fixed for again, run in zip(choices, profile.runs, strict=True)]
+        chosen = choose(profile, available_bytes)
+        choices = [again or run.fixed for again, run in zip(chosen, profile.runs, strict=True)]
         moving = _moving(profile.runs)
         for k in (*moving[:1], *moving[-1:]):
             choices[k] = True

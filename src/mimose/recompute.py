@@ -30,11 +30,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from mimose.ambient import Ambient
-from mimose.control import Listener, task_id, unknown_task
+from mimose.control import Listener
 from mimose.errors import RecomputeError
 from mimose.failure import is_out_of_memory
 from mimose.held import Held, HeldByGraph
 from mimose.rehearsal import Rehearsal, Watch, alike
+from mimose.running_backward import task_id, unknown_task
 from mimose.trees import argument_tensors, local, storage_of, storages_in
 
 

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from mimose.collectives import Spoken
 from mimose.errors import OutOfMemory
 from mimose.failure import forget, is_out_of_memory
-from mimose.ranks import Spoken, why_not_alone
+from mimose.ranks import why_not_alone
 from mimose.restart import Restart
 from mimose.scheduler import AS_PLANNED, EVERYTHING, STRICTER
 

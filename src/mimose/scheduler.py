@@ -244,7 +244,8 @@ class Scheduler:
         stale = least + setting.gradients.leaving_bytes(missing)
         in_step = self._in_step(setting, kin.seen.pattern, missing, stale)
         available -= int(_SPARE * setting.budget_bytes)
-        return kin.sample(size, self.knowledge.seen_like(size), in_step, available)
+        seen = self.knowledge.seen_like(size)
+        return kin.sample(size, seen, in_step, available, _recomputed)
 
     def new_plan(
         self,
@@ -417,3 +418,7 @@ class Scheduler:
 def _guarded_bytes(setting: Setting) -> int:
     """How far below what is available kept runs are guarded."""
     return int(_GUARDED * setting.budget_bytes) - setting.reserve.bytes
+
+
+def _recomputed(profile: Profile, available_bytes: int) -> tuple[bool, ...]:
+    return Optimal().plan(profile, available_bytes).recompute

@@ -9,9 +9,9 @@ from mimose.budget import Budget, text_of
 from mimose.clock import Clock
 from mimose.errors import ConflictError, warn
 from mimose.gradients import Gradients
+from mimose.lookout import Lookout
 from mimose.memory import Meter, Reading, meter_for
 from mimose.parameters import Parameters
-from mimose.regime import Lookout
 from mimose.reserve import reserve_for
 from mimose.trees import bytes_of
 

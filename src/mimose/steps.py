@@ -15,13 +15,14 @@ from typing import Any
 
 from mimose.attach import BlockSeat
 from mimose.collector import Ride
-from mimose.control import at_end_of_backward, keeps_graph, nodes_of
+from mimose.control import at_end_of_backward, nodes_of
 from mimose.correction import Watch
 from mimose.inputs import InputSize
 from mimose.memory import Reading
 from mimose.observations import Run
 from mimose.plan import Plan
 from mimose.plan_cache import CachedPlan
+from mimose.running_backward import keeps_graph
 from mimose.trees import tensors_in
 
 

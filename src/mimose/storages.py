@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from mimose.control import task_id
+from mimose.running_backward import task_id
 from mimose.trees import local, tensors_in
 
 

@@ -17,12 +17,12 @@ from torch import nn
 from mimose.arguments import Given
 from mimose.blocks import Block
 from mimose.buffers import Place, Snapshot, all_places_in, norm_places
+from mimose.collectives import Spoken, several
 from mimose.control import Listener
 from mimose.errors import ConflictError, RecomputeError, warn
 from mimose.failure import is_out_of_memory
 from mimose.later import Begun, Build, Later, Moment
 from mimose.likeness import make_of
-from mimose.ranks import Spoken, several
 from mimose.recompute import Found, Frame, foreign_hooks
 from mimose.rehearsal import Rehearsal
 from mimose.seat import Seat
