@@ -269,7 +269,9 @@ def plan(
 def _in_bytes(text: str, option: str = "--budget") -> int:
     total = typed_budget(text, option).total_bytes
     if total is None:
-        raise ArgumentError(f"{text!r}: a file knows no device, so write bytes, like 6GiB")
+        raise ArgumentError(
+            f"{option} {text!r} needs a device to be a share of: give bytes, like 6GiB"
+        )
     return total
 
 

@@ -58,9 +58,10 @@ def explanation_html(explanation: Explanation) -> str:
         for run, again in zip(profile.runs, plan.recompute, strict=True)
     ]
     parts.append(_strip(does))
+    short = "it may not fit" if explanation.at_most_as else "it does not fit"
     parts.append(
         f"{plan.kept} of {len(does)} blocks kept, {plan.recompute_seconds * 1e3:.1f} ms of "
-        f"recomputing{'' if plan.fits else '; <b>it does not fit</b>'}"
+        f"recomputing{'' if plan.fits else f'; <b>{short}</b>'}"
     )
     rows = (
         (name, word, text_of(run.saved), f"{run.nanoseconds / 1e6:.2f} ms")

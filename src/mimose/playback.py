@@ -98,7 +98,9 @@ class Recording:
         if not self.unreadable:
             return ""
         shown = ", ".join(map(str, self.unreadable[:5])) + ("…" if self.unreadable[5:] else "")
-        return f"{len(self.unreadable)} of its lines make no sense and are left out: {shown}"
+        one = len(self.unreadable) == 1
+        does = "line {} makes no sense and is" if one else "lines {} make no sense and are"
+        return f"{does.format(shown)} left out"
 
     @property
     def peak_bytes(self) -> int:

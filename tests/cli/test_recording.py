@@ -203,7 +203,7 @@ def test_a_broken_line_is_left_out_and_told(
     recording = read_recording(damaged)
     assert recording.steps == read_recording(recording_file).steps
     assert recording.unreadable == [7]
-    assert recording.remark == "1 of its lines make no sense and are left out: 7"
+    assert recording.remark == "line 7 makes no sense and is left out"
     assert contents_of(recording).total_steps == len(recording.steps)
 
 

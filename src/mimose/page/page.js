@@ -355,7 +355,7 @@
     const z = run.sizes[chosen], curves = z.curves;
     by("size").value = chosen;
     by("size-label").textContent = z.label;
-    const again = count(z.plan, "r"), verdict = z.plan_peak_bytes <= run.budget_bytes ? "fits" : "does not fit";
+    const again = count(z.plan, "r"), verdict = z.plan_peak_bytes <= run.budget_bytes ? "fits" : z.at_most_as ? "may not fit" : "does not fit";
     by("within-text").textContent = (z.at_most_as ? `Upper bounds, ${bound(z)}. ` : "") + `All kept would peak at ${bytes(z.kept_peak_bytes)}, all recomputed at ${bytes(z.recomputed_peak_bytes)}. ` +
       `The plan recomputes ${again} of ${z.plan.length} blocks (${seconds(z.plan_seconds)} of ${seconds(z.whole_seconds)}) and peaks at ${bytes(z.plan_peak_bytes)}: ${verdict}.`;
     const longest = Math.max(...Object.values(curves).map((c) => c.ms[c.ms.length - 1]));
