@@ -119,6 +119,19 @@ def test_a_block_whose_modules_are_exchanged_is_tried_again(change: Change) -> N
     assert assert_as_plain(Net(), change) == [True] * 3
 
 
+def test_the_peak_of_a_step_in_which_blocks_are_tried_again_is_no_measure() -> None:
+    model, x = Net(), torch.randn(5, WIDTH)
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all") as handle:
+        rehearsed = []
+        for step in range(8):
+            if step == 6:
+                puts_in_batch_norm(model)
+            model(x).sum().backward()
+            last: Any = handle._last_step
+            rehearsed.append(last.rehearsed if hasattr(last, "plan") else last.ride._rehearsed)
+    assert rehearsed == [True] + 5 * [False] + [True, False]
+
+
 def test_batch_norms_that_are_made_synchronous_are_updated_once() -> None:
     model = Net()
     puts_in_batch_norm(model)

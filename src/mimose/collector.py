@@ -27,6 +27,7 @@ from mimose.observations import Observation, Pattern, Run, StepObservation
 from mimose.seen import Seen
 from mimose.stale import Stale
 from mimose.trees import bytes_given, bytes_of
+from mimose.trial import Trials
 
 
 class Ride(Listener):
@@ -78,7 +79,7 @@ class Ride(Listener):
         self._held_before = meter.read().held
         self._held_after = 0
         self._spoiled = False
-        self._rehearsed = False
+        self._trials: Trials | None = None
         self._over = self._retained = False
         self.known_unused: set[Run] = set()
         """Runs that no loss is known to use."""
@@ -112,7 +113,8 @@ class Ride(Listener):
         self._counts[seat.index] = nth + 1
         seat.run = len(self._runs)
         seat.listener = self
-        self._rehearsed |= seat.trusted is None  # its first run is a rehearsal as well
+        if self._trials is None:
+            self._trials = Trials(seat.tried)
         given = bytes_given(args, kwargs)
         start = reading.in_use - self._base
         run = Seen((seat.index, nth), given, start, gap=gap, lent=lent)
@@ -120,6 +122,11 @@ class Ride(Listener):
         if self._sample is not None and seat.trusted:
             run.kept = seat.guarded = not self._sample.again.get(run.key, True)
         return not run.kept
+
+    @property
+    def _rehearsed(self) -> bool:
+        """Whether a block was tried in the step: recomputed at once, with its own peak."""
+        return self._trials is not None and self._trials.any_since
 
     def forward_ends(
         self, block: int, own_outputs: list[torch.UntypedStorage], idle_inputs: list[torch.Tensor]

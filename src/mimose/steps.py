@@ -24,6 +24,7 @@ from mimose.plan import Plan
 from mimose.plan_cache import CachedPlan
 from mimose.running_backward import keeps_graph
 from mimose.trees import tensors_in
+from mimose.trial import Trials
 
 
 class Step(ABC):
@@ -197,8 +198,7 @@ class PlannedStep(Step):
         """Whether a block ran that the plan does not know."""
         self.looked_at = False
         """Whether what is lost between tensors was looked at, if it was to be."""
-        self.rehearsed = False
-        """Whether a block was recomputed for the first time: tried at once, with its own peak."""
+        self._trials: Trials | None = None
         self._last_run: Run | None = None
         """The run after which the forward is about over, if somebody wants to know."""
         self._when_last: Callable[..., None] | None = None
@@ -218,7 +218,8 @@ class PlannedStep(Step):
         nth = self._counts.get(index, 0)
         self._counts[index] = nth + 1
         again = self._again.get((index, nth))
-        self.rehearsed |= seat.trusted is None and again is not False
+        if self._trials is None:
+            self._trials = Trials(seat.tried)
         if again is None:
             if (index, nth) in self._unused:
                 self._beside += 1
@@ -230,6 +231,11 @@ class PlannedStep(Step):
         if self._last_run == (index, nth) and self._when_last is not None:
             seat.after = _both(seat.after, self._when_last)
         return again
+
+    @property
+    def rehearsed(self) -> bool:
+        """Whether a block was tried: recomputed at once, with its own peak."""
+        return self._trials is not None and self._trials.any_since
 
     @property
     def _last_planned(self) -> Run | None:

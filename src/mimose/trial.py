@@ -43,6 +43,8 @@ class Tried:
     def __init__(self) -> None:
         self.stops: dict[type[nn.Module], bool] = {}
         """Whether an early stop spares anything, by kind of block: counting is slow."""
+        self.trials = 0
+        """How many runs of blocks were trials so far: memory in these is no measure."""
         self.makes: set[Hashable] = set()
         """What was recomputed and compared: how a block is made, and what its forward saved."""
         self.changed_later: set[type[nn.Module]] = set()
@@ -62,6 +64,19 @@ class Tried:
         others = self.classes[kind] - 1
         alike = f". The log names which of the {others} other {kind.__name__} are the same (INFO)"
         warn(f"block {block.name!r} {what}{remedy}{alike if others else ''}")
+
+
+class Trials:
+    """Whether any block is tried from now on."""
+
+    __slots__ = ("_before", "_tried")
+
+    def __init__(self, tried: Tried) -> None:
+        self._tried, self._before = tried, tried.trials
+
+    @property
+    def any_since(self) -> bool:
+        return self._tried.trials != self._before
 
 
 class Waiting:
@@ -269,6 +284,7 @@ class TrialSeat(Seat):
         if type(self.module) in self.tried.changed_later:
             self._distrust(_CHANGED_LATER)
             return function(*args, **kwargs)
+        self.tried.trials += 1
         buffers, look = Snapshot(all_places_in(self.module)), FirstLook(self.module)
         exchanged = Exchanged.among(parameter_places(self.module))
         own_args, own_kwargs = (args, kwargs) if given is None else (given.args, given.kwargs)
