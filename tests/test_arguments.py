@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -78,7 +79,7 @@ def assert_as_plain(model: nn.Module) -> list[bool | None]:
 
 
 class Slotted:
-    __slots__ = ("count",)
+    __slots__ = ("__weakref__", "count")
 
     def __init__(self) -> None:
         self.count = 0
@@ -355,6 +356,7 @@ def test_copies_are_of_the_same_kinds_and_share_tensors() -> None:
     tensor, table = torch.ones(2), np.arange(3)
     original = SimpleNamespace(x=tensor, queue=deque([1, [2]]), table=table, slots=Slotted())
     original.self = original
+    original.slots.count = weakref.ref(original.slots)  # type: ignore[assignment]
     given = Given.of((original, [tensor]), {"name": "a"})
     assert given is not None
     twin = given.args[0]
@@ -366,6 +368,7 @@ def test_copies_are_of_the_same_kinds_and_share_tensors() -> None:
     assert twin.queue is not original.queue
     assert twin.queue[1] is not original.queue[1]
     assert isinstance(twin.slots, Slotted)
+    assert twin.slots.count() is twin.slots
     assert given.changed() is None
 
 

@@ -157,6 +157,8 @@ class Given:
 
     def _copied(self, value: Any, depth: int = 0) -> Any:
         """A copy of whatever can change; tensors and what cannot change are themselves."""
+        if type(value) is weakref.ref and id(value()) in self._originals:
+            return weakref.ref(self._originals[id(value())])
         if type(value) in _VALUES or isinstance(value, _UNCHANGING):
             return value
         if isinstance(value, torch.Tensor):
