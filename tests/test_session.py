@@ -14,6 +14,7 @@ from torch import nn
 import mimose
 import models
 from compare import assert_same_gradients
+from mimose.errors import ConflictError
 from mimose.storages import StorageCounter
 from training import (
     BATCHES,
@@ -331,3 +332,35 @@ def test_gradients_after_detaching_in_the_middle_of_a_step_are_those_of_the_plai
             handle.detach()
         loss.backward()
     assert_same_gradients(model, plain)
+
+
+def test_a_handle_on_a_part_and_one_on_the_whole_are_refused_in_either_order() -> None:
+    model = models.Encoder()
+    for first, second in ((model, model.encoder.layers), (model.encoder.layers, model)):
+        blocks = {id(model): nn.TransformerEncoderLayer, id(model.encoder.layers): nn.Linear}
+        with mimose.auto_checkpoint(first, "30MiB", blocks=blocks[id(first)]) as handle:
+            with pytest.raises(ConflictError, match=r"another handle.*30.00 MiB.*detach\(\)"):
+                mimose.auto_checkpoint(second, "1GiB", blocks=blocks[id(second)])
+            assert handle.attached
+            models.loss_of(model, {"input_ids": torch.ones(2, 5, dtype=torch.long)}).backward()
+            assert handle.stats().steps == 1
+    assert not seats(model)
+
+
+def test_two_parts_that_share_a_block_are_refused_and_others_are_not() -> None:
+    shared = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(5)]
+    first, second, third = (nn.Sequential(*shared[a:b]) for a, b in ((0, 3), (2, 4), (3, 5)))
+    with mimose.auto_checkpoint(first, "1GiB"):
+        with pytest.raises(ConflictError, match=r"1 of the 2 blocks found here \(0\)"):
+            mimose.auto_checkpoint(second, "1GiB")
+        mimose.auto_checkpoint(third, "1GiB").detach()
+    mimose.auto_checkpoint(second, "1GiB").detach()
+
+
+def test_a_handle_on_a_wrapper_replaces_the_one_on_what_it_wraps() -> None:
+    model = models.Encoder()
+    former = mimose.auto_checkpoint(model, "30MiB")
+    with mimose.auto_checkpoint(nn.Sequential(model), "1GiB") as handle:
+        assert handle.attached
+        assert not former.attached
+    assert not seats(model)

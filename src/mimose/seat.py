@@ -36,6 +36,10 @@ class Seat:
             raise ConflictError("the model that mimose was attached to is gone")
         return module
 
+    @property
+    def module_if_alive(self) -> nn.Module | None:
+        return self._module()
+
     def take(self) -> None:
         """Sit down, also above a compiled call that has come in the meantime."""
         place = self.module.__dict__

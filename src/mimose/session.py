@@ -16,10 +16,11 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, NoReturn, TypeVar, final
 
 import torch
 from torch import nn
@@ -27,7 +28,7 @@ from torch import nn
 from mimose.allocator import refuse_choice
 from mimose.attach import Attachment
 from mimose.block_names import described
-from mimose.blocks import Selector, find_blocks
+from mimose.blocks import Block, Selector, find_blocks
 from mimose.budget import parse_budget, text_of
 from mimose.bypass import Tripwire, refuse_compiled, refuse_lazy
 from mimose.collector import Ride
@@ -161,6 +162,7 @@ class Mimose(Engine):
             log.info("MIMOSE_DISABLE is set: the model is left as it is")
             return
         former = _former_on(model)
+        same_blocks = _others_on(found, former)
         if former is None:  # else it was looked at then; one compiled since has none
             refuse_compiled(model)
         refuse_foreign(model, found)
@@ -169,15 +171,31 @@ class Mimose(Engine):
         if former is not None:  # nothing refuses from here on
             log.info("mimose was attached to this model already: the new call replaces the former")
             former.owner.detach()
+        for other in same_blocks:
+            log.info(
+                "mimose was attached to these blocks already: the new call replaces the former"
+            )
+            other.detach()
         if record is not None:
             self._herald.recorder = Recorder(record)  # only now: it may be the former's file
         self._attachment = Attachment(model, found, self)
         self._agreement = Agreement(self._attachment.seats)
         self._tripwire = Tripwire(model, found)
         self._root.take()
+        _attached.add(self)
         device = _first_device(model)
         self._herald.attached(type(model).__name__, described(found), budget, device)
         self._set_allocator_up(device)
+
+    def detach(self) -> None:
+        super().detach()
+        _attached.discard(self)
+
+    @property
+    def _blocks(self) -> list[nn.Module]:
+        """The modules under this handle that are still alive."""
+        seats = [] if self._attachment is None else self._attachment.seats
+        return [module for seat in seats if (module := seat.module_if_alive) is not None]
 
     # What people call
 
@@ -322,6 +340,38 @@ def _other_arguments(size: InputSize, trained: Layout) -> str:
         f"training gave the model {arguments_in_words(trained)}, and this is "
         f"{arguments_in_words(size.layout)}: of other arguments nothing is known, explain takes "
         "those of training"
+    )
+
+
+_attached: weakref.WeakSet[Mimose] = weakref.WeakSet()
+"""Handles whose blocks are taken. Looking at the model would not do: the blocks of a part may lie
+inside of one that the whole model's handle has taken."""
+
+
+def _others_on(found: list[Block], former: RootSeat | None) -> list[Mimose]:
+    """Other handles on the very same blocks, to be replaced; one that shares some is refused."""
+    own, same = {id(block.module) for block in found}, []
+    inside = {id(part): block.name for block in found for part in block.module.modules()}
+    for other in [one for one in _attached if former is None or one is not former.owner]:
+        theirs = other._blocks
+        taken = {id(block) for block in theirs}
+        if taken == own:
+            same.append(other)
+            continue
+        within = {id(part) for block in theirs for part in block.modules()}
+        shared = {inside[key] for key in taken & inside.keys()}
+        shared |= {block.name for block in found if id(block.module) in within}
+        if shared:
+            _refuse_shared(sorted(shared), len(found), other)
+    return same
+
+
+def _refuse_shared(shared: list[str], found: int, other: Mimose) -> NoReturn:
+    shown = ", ".join(shared[:3]) + (", …" if len(shared) > 3 else "")
+    raise ConflictError(
+        f"{len(shared)} of the {found} blocks found here ({shown}) are under another handle "
+        f"already, {other!r}: a block can follow one budget only. Attach once, to the whole model; "
+        "or detach() the other handle first; or leave these blocks out by exclude="
     )
 
 
