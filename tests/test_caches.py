@@ -128,6 +128,37 @@ def test_caches_are_read_as_in_plain_training(kind: type[Decoder]) -> None:
             assert_same_gradients(model, plain)
 
 
+def tiny(kind: str) -> nn.Module:
+    import transformers
+
+    if kind == "CTRLLMHeadModel":
+        config: Any = transformers.CTRLConfig(vocab_size=50, n_embd=16, dff=16, n_layer=3, n_head=2)
+    else:
+        config = transformers.GPTNeoXJapaneseConfig(
+            vocab_size=50, hidden_size=16, num_hidden_layers=3, num_attention_heads=2
+        )
+    model: nn.Module = getattr(transformers, kind)(config)
+    return model.train()
+
+
+@pytest.mark.parametrize("kind", ["CTRLLMHeadModel", "GPTNeoXJapaneseForCausalLM"])
+def test_layers_that_transformers_would_not_checkpoint_train_with_their_cache(kind: str) -> None:
+    model, tokens = tiny(kind), torch.randint(0, 50, (2, 9))
+    plain = copy.deepcopy(model)
+    layer = next(m for n, m in model.named_modules() if n.endswith((".h.0", ".layers.0")))
+    seen: list[weakref.ref[torch.Tensor]] = []
+    layer.register_forward_hook(lambda *call: seen.append(weakref.ref(call[1][0])))
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        for _ in range(3):
+            for each in (model, plain):
+                torch.manual_seed(1)
+                each(input_ids=tokens, labels=tokens).loss.backward()
+            assert_same_gradients(model, plain)
+    gc.collect()
+    assert len(seen) == 3
+    assert not any(ref() is not None for ref in seen)
+
+
 def test_keys_of_a_recomputed_block_are_gone_after_its_run() -> None:
     model = Decoder()
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):

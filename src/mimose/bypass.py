@@ -100,5 +100,7 @@ class Tripwire:
         warn(
             "the model trains, but none of its blocks was called as a module, so nothing is "
             f"planned. If it is compiled as a whole: {_ADVICE}. If their forward is called "
-            "directly, or blocks= names modules that do not run: name those that do"
+            "directly, or blocks= names modules that do not run: name those that do. If they run "
+            "without gradients, in a stack that recomputes by itself (a reversible one): there is "
+            "nothing to plan"
         )

@@ -60,11 +60,18 @@ def copy_of_cache(cache: Any) -> Any:
     if kind in _LEAVES or not _is_part(kind) or not hasattr(cache, "__dict__"):
         return cache
     made: Any = object.__new__(kind)
-    made.__dict__.update({name: copy_of_cache(value) for name, value in vars(cache).items()})
+    held = made.__dict__ = dict(cache.__dict__)
+    for (
+        name,
+        value,
+    ) in held.items():  # every layer's, at every run of a block: as few calls as can be
+        if type(value) not in _LEAVES:
+            held[name] = copy_of_cache(value)
     return made
 
 
-_LEAVES = frozenset({torch.Tensor, int, bool, float, str, type(None), torch.dtype, torch.device})
+_PLAIN = frozenset({int, bool, float, str, type(None), torch.dtype, torch.device})
+_LEAVES = _PLAIN | {torch.Tensor}
 
 
 def tensors_in_cache(cache: Any) -> Iterator[torch.Tensor]:
@@ -84,6 +91,21 @@ def tensors_in_cache(cache: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in_cache(value)
 
 
+def _is_empty(value: Any) -> bool:
+    """Whether there is nothing in a cache; as `tensors_in_cache` finds none, but faster."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return all(map(_is_empty, value))
+    if kind is dict:
+        return all(map(_is_empty, value.values()))
+    if isinstance(value, torch.Tensor):
+        return not value.numel()
+    if not _is_part(kind):
+        return True
+    held = getattr(value, "__dict__", {}).values()
+    return all(_is_empty(item) for item in held if type(item) not in _PLAIN)
+
+
 class _Met(NamedTuple):
     """A cache that blocks were given."""
 
@@ -92,6 +114,8 @@ class _Met(NamedTuple):
     """The list of the first block that was given it."""
     blocks: set[int]
     filled: bool
+    empty: bool
+    """Whether nothing was in it when the first block was given it."""
 
 
 class Given(NamedTuple):
@@ -128,19 +152,20 @@ class CacheUse:
         caches = [value for value in (*args, *kwargs.values()) if is_cache(type(value))]
         if not caches:
             return Given(args, kwargs, bound=False)
-        for cache in caches:
-            self._meet(cache, index, stack)
+        empty = [cache for cache in caches if self._meet(cache, index, stack).empty]
         if self._fills:
             return Given(args, kwargs, bound=True)
-        bound = any(next(tensors_in_cache(cache), None) is not None for cache in caches)
-        args = tuple([_emptied(value) for value in args])
-        return Given(args, {name: _emptied(value) for name, value in kwargs.items()}, bound)
+        own = {id(cache): copy_of_cache(cache) for cache in empty}
+        if own:
+            args = tuple([own.get(id(value), value) for value in args])
+            kwargs = {name: own.get(id(value), value) for name, value in kwargs.items()}
+        return Given(args, kwargs, bound=len(own) < len(caches))
 
     @property
     def _fills(self) -> bool:
         return self._read or self._in_first_forward or self._asked_for
 
-    def _meet(self, cache: Any, index: int, stack: str) -> None:
+    def _meet(self, cache: Any, index: int, stack: str) -> _Met:
         met = self._met.get(id(cache))
         if met is None or met.cache() is not cache:
             if self._first_block is None:
@@ -148,13 +173,15 @@ class CacheUse:
             elif index == self._first_block:
                 self._in_first_forward = False
             self._met = {key: met for key, met in self._met.items() if met.cache() is not None}
-            self._met[id(cache)] = _Met(weakref.ref(cache), stack, {index}, self._fills)
-            return
+            known = _Met(weakref.ref(cache), stack, {index}, self._fills, _is_empty(cache))
+            self._met[id(cache)] = known
+            return known
         if not self._read and (index in met.blocks or stack != met.stack):
             self._read = True
             if not met.filled:
                 warn(_UNFILLED)
         met.blocks.add(index)
+        return met
 
 
 _UNFILLED = (
@@ -162,10 +189,3 @@ _UNFILLED = (
     "empty, so that this forward's result is another than in plain training. Caches are filled "
     "from now on; call the model with use_cache=True to have them filled at once"
 )
-
-
-def _emptied(value: Any) -> Any:
-    """In place of an empty cache a copy, which is gone after the block's run."""
-    if not is_cache(type(value)) or next(tensors_in_cache(value), None) is not None:
-        return value
-    return copy_of_cache(value)
