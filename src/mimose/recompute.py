@@ -420,7 +420,8 @@ def hide_from_compiler() -> None:
 
     looking = Frame(_as_it_is, (), {}, keeping=True)
     hooks = (Frame(_as_it_is, (), {})._packer(), looking._packer(), looking._repacker())
-    for function in (*hooks, looking._looker_up(), storage_of, local, Watch.pack, Watch.unpack):
+    own = (looking._looker_up(), storage_of, local, _version, Watch.pack, Watch.unpack)
+    for function in (*hooks, *own):
         skip_code(function.__code__)
 
 
