@@ -258,6 +258,7 @@ class Engine:
         self._stats.step_opened(step, reading, planning_seconds)
         if self._herald.recorder is not None:
             self._herald.recorder.step_opens(reading.in_use, planning_seconds)
+        step.when_later = self._later_backward_over
         self._step = self._last_step = step
         return step
 
@@ -329,6 +330,8 @@ class Engine:
         else:
             planned = PlannedStep(*step)
         planned.exact, planned.doubtful = cached.exact, cached.doubtful
+        knowledge = self._scheduler.knowledge
+        planned.later_bytes = knowledge.later_bytes if knowledge.retained else None
         planned.after_broken, self._after_broken_step = self._after_broken_step, False
         return planned
 
@@ -401,6 +404,19 @@ class Engine:
         if expected and not step.after_broken:
             limit = self._setting.budget_bytes - self._setting.reserve.bytes
             self._scheduler.step_over(step, rise, limit)
+
+    def _later_backward_over(self, step: Step) -> None:
+        """One more backward through a step's graph is done: its peak is the step's, too."""
+        if step is not self._last_step or self._setting is None or not self._setting.open:
+            return
+        reading = self._setting.meter.read()
+        self._stats.note_peak(reading)
+        if isinstance(step, ObservedStep):
+            self._scheduler.later_backward_over(step.ride.peak, reading.peak, 0)
+        elif isinstance(step, PlannedStep) and (real := step.real_peak(reading)) is not None:
+            self._stats.later_backward_over(step, real)
+            if step.later_bytes is not None:
+                self._scheduler.later_backward_over(step.predicted_peak, real, step.later_bytes)
 
     def _read_observations(self) -> None:
         """Learn from observed steps at once; take their times in when the device can tell."""

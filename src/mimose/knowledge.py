@@ -62,6 +62,7 @@ class Knowledge:
         """Runs that a loss did not use: plans do not know them."""
         self.retained: Habit = other.retained if other else Habit()
         """Whether graphs outlive their backwards."""
+        self._later: list[int] = other._later if other else [0]
         self._given_up: Counter[frozenset[Run]] = Counter()
         self._kin: dict[Layout, Kin] = {}
         self._strangers = self._stood_in = self._at_ease = 0
@@ -77,6 +78,15 @@ class Knowledge:
         """Another one whenever something else is known than before: what plans from the same
         knowledge share."""
         self.other: Knowledge = other or Knowledge(born=not born, other=self)
+
+    @property
+    def later_bytes(self) -> int:
+        """What later backwards find beyond the first: gradients that were set aside, say."""
+        return self._later[0] if self.retained else 0
+
+    def note_later(self, number_of_bytes: int) -> None:
+        """A later backward found so much more."""
+        self._later[0] = max(self._later[0], number_of_bytes)
 
     def of(self, *, born: bool) -> Knowledge:
         """What is known of steps in which gradients are born, or of those that add to others."""
@@ -339,7 +349,7 @@ class Knowledge:
     def in_step(self, pattern: Pattern, missing_bytes: int, stale_bytes: int = 0) -> InStep:
         """What happens in a step besides its size, if so much is missing and so much is stale."""
         born, all_born = self.born_bytes(pattern, missing_bytes)
-        return born, stale_bytes, all_born, bool(self.retained)
+        return born, stale_bytes, all_born + self.later_bytes, bool(self.retained)
 
     def peaked(self, size: InputSize, predicted_rise: int, real_rise: int | None) -> None:
         """A step rose so far above its start; None if nobody could see.

@@ -133,6 +133,13 @@ class Stats:
         self.runs_kept += step.plan.kept
         self.recompute_seconds += step.plan.recompute_seconds
 
+    def later_backward_over(self, step: PlannedStep, real_peak: int) -> None:
+        """One more backward through a step's graph is done; the step's peak by now."""
+        self.last_real_peak_bytes = real_peak
+        if step.comparable:
+            shortfall = (real_peak - step.predicted_peak) / real_peak
+            self.worst_shortfall = max(self.worst_shortfall, shortfall)
+
     def note_peak(self, reading: Reading) -> None:
         self.peak_bytes = max(self.peak_bytes, reading.peak)
         self.peak_held_bytes = max(self.peak_held_bytes, reading.peak_held)

@@ -103,7 +103,7 @@ class Scheduler:
             return self._unknown()
         available, least = self._available(setting, reading, stale_bytes)
         stale = least + setting.gradients.leaving_bytes(missing)
-        habits = knowledge.born, bool(knowledge.retained)
+        habits = knowledge.born, bool(knowledge.retained), knowledge.later_bytes
         kind = Kind(missing, stale, habits, knowledge.mark, self.strictness)
         overdue = self._unwatched >= _OVERDUE and not setting.meter.private
         cached, new = None if overdue else self.cache.get((shared, available, kind)), False
@@ -356,6 +356,14 @@ class Scheduler:
             self._observe_next(after=self._surprises % 2)
         elif doubt:
             self._observe_next()
+
+    def later_backward_over(self, before: int, real: int, planned_with: int) -> None:
+        """One more backward through a graph, which was to peak at `before`, peaked at `real`.
+
+        `planned_with` is what the step's plan already had for it.
+        """
+        if real > before and self.knowledge.retained:
+            self.knowledge.note_later(planned_with + real - before)
 
     def failed(self, step: Step) -> None:
         """A step has run out of memory: is what it was planned from still true?"""

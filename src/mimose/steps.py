@@ -42,6 +42,9 @@ class Step(ABC):
         self._in_backward = False
         self.retained = False
         """Whether its graph outlives its backward."""
+        self.when_later: Callable[[Any], None] | None = None
+        """Called after each further backward through its graph."""
+        self._in_later = False
 
     @abstractmethod
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
@@ -101,11 +104,19 @@ class Step(ABC):
             self._in_backward = True
             self.retained = keeps_graph()
             at_end_of_backward(self._end)
+        elif self.over and not self._in_later:
+            self._in_later = True
+            at_end_of_backward(self._later_end)
 
     def _end(self) -> None:
         if not self.over:
             self.over = True
             self._when_over(self)
+
+    def _later_end(self) -> None:
+        self._in_later = False
+        if self.when_later is not None:
+            self.when_later(self)
 
 
 class _Sentinel:
@@ -190,6 +201,8 @@ class PlannedStep(Step):
         """Whether its plan was: then a difference from it says nothing of what is known."""
         self.exact = True
         """Whether its plan's costs are those of its size, not of a larger one."""
+        self.later_bytes: int | None = None
+        """What its plan leaves for later backwards through its graph; None if none was expected."""
         self.after_broken = False
         """Whether the engine still held memory of a step that broke off, which then dies in it."""
         self.ran_out = False
