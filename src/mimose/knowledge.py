@@ -293,9 +293,10 @@ class Knowledge:
         """Whether to observe a step of this size although everything could be kept in it.
 
         A bound shows that everything fits, but says little of what the size really costs under
-        this or another budget. Asked for a few times in a run at most, since observing takes time.
+        this or another budget. Asked for a few times in a run at most, since observing takes time;
+        not for steps of several passes, whose sizes vary in too many ways for a few to tell.
         """
-        if self._at_ease >= _ENOUGH or not self.curious(size):
+        if self._at_ease >= _ENOUGH or len(size.passes) > 1 or not self.curious(size):
             return False
         self._at_ease += 1
         return True
