@@ -38,8 +38,9 @@ def autocast_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def learned(model: nn.Module, batches: list[Batch], budget: int | str, **options: Any) -> State:
-    with mimose.auto_checkpoint(copy.deepcopy(model), budget) as handle:
-        train(handle._root.module, batches, **options)
+    twin = copy.deepcopy(model)
+    with mimose.auto_checkpoint(twin, budget) as handle:
+        train(twin, batches, **options)
         return handle.state_dict()
 
 
@@ -270,9 +271,10 @@ def test_what_was_written_before_gaps_were_known_is_understood(good: State) -> N
     older = copy.deepcopy(good)
     for observation in older["chapters"][0]["knowledge"]["observations"]:
         observation["runs"] = [run[:-1] for run in observation["runs"]]
-    with mimose.auto_checkpoint(models.Encoder(), "64MiB") as handle:
+    model = models.Encoder()
+    with mimose.auto_checkpoint(model, "64MiB") as handle:
         handle.load_state_dict(older)
-        train(handle._root.module, texts_of(SAME))
+        train(model, texts_of(SAME))
         assert handle.stats().observed_steps == 0
 
 
@@ -310,8 +312,9 @@ def test_numbers_that_are_merely_wrong_cost_no_step_and_no_bit() -> None:
 def test_a_resumed_run_stays_within_its_budget_from_the_first_step() -> None:
     model, longest = models.Encoder(layers=6), texts([150] * 3)
     budget = int(0.35 * peak_of_plain(model, longest))
-    with mimose.auto_checkpoint(copy.deepcopy(model), budget) as handle:
-        train(handle._root.module, texts([40, 120, 60, 90, 140, 100, 30, 150]))
+    twin = copy.deepcopy(model)
+    with mimose.auto_checkpoint(twin, budget) as handle:
+        train(twin, texts([40, 120, 60, 90, 140, 100, 30, 150]))
         state = json.loads(json.dumps(handle.state_dict()))
     with mimose.auto_checkpoint(model, budget) as handle:
         handle.load_state_dict(state)
