@@ -148,6 +148,25 @@ def test_meters_share_one_count_until_the_last_is_closed() -> None:
     del x, y
 
 
+def test_peak_that_one_meter_resets_is_not_hidden_from_another() -> None:
+    first, second = CpuMeter(), CpuMeter()
+    try:
+        for meter in (first, second):
+            meter.reset_peak()
+        start = first.read().in_use
+        torch.empty(1 << 18)
+        second.reset_peak()
+        torch.empty(1 << 10)
+
+        assert first.read().peak == start + (4 << 18)
+        assert second.read().peak == start + (4 << 10)
+        first.reset_peak()
+        assert first.read().peak == start
+    finally:
+        first.close()
+        second.close()
+
+
 def test_meter_that_is_closed_does_not_lift_the_limit_of_another() -> None:
     first, second = CpuMeter(), CpuMeter()
     second.limit(second.read().in_use + 4 * KIB)

@@ -6,9 +6,10 @@ are counted, so that a budget means the same and the whole library can be tried 
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -88,6 +89,41 @@ def meter_for(device: torch.device) -> Meter:
     )
 
 
+class Peaks:
+    """The peaks of one meter, where all meters of a device read and reset the same ones.
+
+    A reset by one of them hides nothing from the others: each keeps what was the peak until then.
+    """
+
+    _of_device: ClassVar[dict[str, weakref.WeakSet[Peaks]]] = {}
+
+    def __init__(self, device: str) -> None:
+        self._all = self._of_device.setdefault(device, weakref.WeakSet())
+        self._all.add(self)
+        self._in_use = self._held = 0
+
+    def added_to(self, reading: Reading) -> Reading:
+        """A reading with the peaks before the resets of others."""
+        if reading.peak >= self._in_use and reading.peak_held >= self._held:
+            return reading
+        peak, peak_held = max(reading.peak, self._in_use), max(reading.peak_held, self._held)
+        return reading._replace(peak=peak, peak_held=peak_held)
+
+    def before_reset(self, read: Callable[[], Reading]) -> None:
+        """This meter is about to reset what all of them read."""
+        self._in_use = self._held = 0
+        if len(self._all) == 1:
+            return
+        now = read()
+        for other in self._all:
+            if other is not self:
+                other._in_use = max(other._in_use, now.peak)
+                other._held = max(other._held, now.peak_held)
+
+    def close(self) -> None:
+        self._all.discard(self)
+
+
 class CudaMeter(Meter):
     """Reads the caching allocator's statistics, by the cheapest call there is."""
 
@@ -99,6 +135,7 @@ class CudaMeter(Meter):
         reset = getattr(torch._C, "_cuda_resetPeakMemoryStats", None)
         self._reset = reset or torch.cuda.reset_peak_memory_stats
         self._former_share: float | None = None
+        self._peaks = Peaks(f"cuda:{self._index}")
         settings = current_settings()
         fixed_segments = bool(settings) and not settings.get("expandable_segments", False)
         self.fragments = fixed_segments or allocator_backend() != "native"
@@ -111,7 +148,7 @@ class CudaMeter(Meter):
         statistics = self._statistics(self._index)
         in_use = statistics["allocated_bytes"]["all"]
         held = statistics["reserved_bytes"]["all"]
-        return Reading(
+        reading = Reading(
             in_use["current"],
             in_use["peak"],
             held["current"],
@@ -119,9 +156,14 @@ class CudaMeter(Meter):
             statistics["num_alloc_retries"],
             statistics["num_ooms"],
         )
+        return self._peaks.added_to(reading)
 
     def reset_peak(self) -> None:
+        self._peaks.before_reset(self.read)
         self._reset(self._index)
+
+    def close(self) -> None:
+        self._peaks.close()
 
     def lost_bytes(self) -> int | None:
         if self.fragments:  # what it would give back depends on all that is asked for next
@@ -174,15 +216,18 @@ class CpuMeter(Meter):
 
     def __init__(self) -> None:
         self._mode = StorageCounter.shared()
+        self._peaks = Peaks("cpu")
         self.device_bytes = _physical_bytes()
         self._open = True
 
     def read(self) -> Reading:
         mode = self._mode
         mode.look_at_gathered()
-        return Reading(mode.in_use, mode.peak, mode.in_use, mode.peak, 0, mode.failures)
+        reading = Reading(mode.in_use, mode.peak, mode.in_use, mode.peak, 0, mode.failures)
+        return self._peaks.added_to(reading)
 
     def reset_peak(self) -> None:
+        self._peaks.before_reset(self.read)
         self._mode.peak = self._mode.in_use
 
     def free_bytes(self) -> int:
@@ -195,6 +240,7 @@ class CpuMeter(Meter):
         if self._open:
             self._open = False
             self.limit(None)
+            self._peaks.close()
             self._mode.release()
 
 
