@@ -17,6 +17,7 @@ from torch import nn
 import mimose
 import models
 from compare import Storages, assert_same_gradients, live_tensors, no_hooks
+from mimose.memory import CpuMeter
 from training import Batch, task, texts, train
 
 
@@ -116,6 +117,71 @@ def test_two_models_in_one_backward_are_both_planned() -> None:
             assert_same_gradients(second, plain[1])
         assert one_handle.stats().planned_steps > 0
         assert other_handle.stats().steps == 6
+
+
+def stack() -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4))
+    )
+
+
+def generator_below_discriminator(first: nn.Module, second: nn.Module, x: torch.Tensor) -> None:
+    made = first(x)
+    (second(x) - second(made.detach())).mean().backward()
+    second.zero_grad()
+    second(made).mean().backward()
+
+
+def two_parts_of_one_model(first: nn.Module, second: nn.Module, x: torch.Tensor) -> None:
+    second(first(x)).mean().backward()
+
+
+def two_losses_one_after_the_other(first: nn.Module, second: nn.Module, x: torch.Tensor) -> None:
+    losses = first(x).mean(), second(x).mean()
+    for loss in losses:
+        loss.backward()
+
+
+def blocks_that_take_turns(first: nn.Sequential, second: nn.Sequential, x: torch.Tensor) -> None:
+    for one_block, other_block in zip(first, second, strict=True):
+        x = other_block(one_block(x))
+    x.mean().backward()
+
+
+@pytest.mark.parametrize(
+    ("step", "rise"),
+    [
+        (generator_below_discriminator, 2_260_000),
+        (two_parts_of_one_model, 1_640_000),
+        (two_losses_one_after_the_other, 1_520_000),
+        (blocks_that_take_turns, 1_760_000),
+    ],
+)
+def test_steps_of_two_handles_that_are_open_at_once_keep_their_budget(
+    step: Callable[..., None], rise: int
+) -> None:
+    """Each is planned for what the other one keeps, and peaks where it says that it will."""
+    torch.manual_seed(0)
+    pair = stack(), stack()
+    sizes = torch.randint(100, 600, (25,), generator=torch.Generator().manual_seed(1)).tolist()
+    meter, peaks = CpuMeter(), []
+    budget = meter.read().in_use + rise
+    handles = [mimose.auto_checkpoint(each, budget, blocks=list("0123")) for each in pair]
+    optimizer = torch.optim.Adam(p for each in pair for p in each.parameters())
+    for size in sizes:
+        meter.reset_peak()
+        step(*pair, torch.randn(size, 32))
+        peaks.append(meter.read().peak)
+        optimizer.step()
+        optimizer.zero_grad()
+    meter.close()
+    assert max(peaks) <= budget
+    for handle in handles:
+        stats = handle.stats()
+        assert stats.worst_shortfall <= 0.003
+        assert stats.planned_steps >= 15
+        assert stats.runs_kept > 0
+        handle.detach()
 
 
 def test_failure_of_one_model_leaves_the_other_alone() -> None:

@@ -87,6 +87,8 @@ class Ride(Listener):
         """Held from a recompute to the next reading, as if the run before were kept."""
         self._left = False
         """Whether the backward has left the run that was recomputed last."""
+        self._all_left = False
+        """Whether it has left the model, for another one's."""
         self.straight = True
         """Whether blocks were recomputed in the reverse order of their forwards."""
         self.unlike = False
@@ -211,12 +213,24 @@ class Ride(Listener):
         reading = self._read()
         self._over, self._retained = True, retained
         self._held_after = reading.held
-        if self._latest is not None and self._base is not None:
-            if self._tail is None:
-                self._note_back(reading)
-            self._note_born()
-            self._tail = reading.peak - self._base + self._stale_bytes - self._born
+        if not self._all_left:
+            self._note_tail(reading)
+        self._note_born()
         self._missing, self._existing = [], []  # whoever holds the ride holds no parameters
+
+    def leaves_blocks(self) -> None:
+        """The backward goes on in a model of another handle: what comes is no part of this one."""
+        if not (self._over or self._all_left):
+            self._note_tail(self._read())
+            self._all_left = True
+
+    def _note_tail(self, reading: Reading) -> None:
+        if self._latest is None or self._base is None:
+            return
+        if self._tail is None:
+            self._note_back(reading)
+        self._note_born()
+        self._tail = reading.peak - self._base + self._stale_bytes - self._born
 
     @property
     def in_backward(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from mimose.inputs import InputSize
@@ -23,6 +24,8 @@ class Kind(NamedTuple):
     strictness: int
     done: tuple[bool, ...] = ()
     """What the runs did that had run when it was planned."""
+    beside_bytes: int = 0
+    """What steps of other handles do meanwhile."""
 
 
 class Terms(NamedTuple):
@@ -55,6 +58,15 @@ class Decision(NamedTuple):
     watched: range
     new: bool
     kind: Kind | None = None
+
+    def keeping_nothing(self) -> Decision:
+        """The same step with every run recomputed."""
+        again = dict.fromkeys(self.cached.again, True)
+        plan, profile = self.cached.plan, self.cached.profile
+        if profile is not None:
+            plan = Plan.of(profile, tuple(again.values()), self.available_bytes)
+        cached = replace(self.cached, plan=plan, again=again, guarded=frozenset())
+        return self._replace(cached=cached, watched=range(0), kind=None)
 
     def with_choices(self, again: Mapping[Run, bool]) -> Decision:
         """The same step under other choices. Nobody watches it: they are not to be corrected."""

@@ -39,6 +39,7 @@ from mimose.inputs import (
 from mimose.lessons import Lessons
 from mimose.memory import Reading
 from mimose.observations import StepObservation
+from mimose.overlap import Overlap, predicts
 from mimose.plan_cache import CachedPlan
 from mimose.ranks import Agreement
 from mimose.recording import Header
@@ -78,6 +79,7 @@ class Engine:
         self._measure = measure
         self._names = [block.name for block in blocks]
         self._stale = Stale()
+        self._overlap = Overlap()
         self._stats = Stats()
         self._herald = Herald()
         self._step: Step | None = None
@@ -119,6 +121,7 @@ class Engine:
         self._tripwire.close()
         self._root.leave()
         self._step = self._last_step = None
+        self._overlap.leave()
         for finalizer in self._finalizers:  # both close, and the model no longer holds on to them
             finalizer()
         self._finalizers = []
@@ -135,6 +138,8 @@ class Engine:
             self._after_broken_step |= step is not None and step.broken
             step = self._open(args, kwargs)
             step.first_block = seat.index
+        elif step.inside:
+            step.goes_on()
         return step.recompute(seat, args, kwargs)
 
     def ran_out(self, seat: BlockSeat) -> None:
@@ -196,6 +201,7 @@ class Engine:
         if cached is not None:
             self._tell_if_too_little(self._setting, size, cached, step.start.in_use)
             step.plan_rest(size, cached)
+            self._overlap.share_predictions(step)
         return cached is not None
 
     def _tell_if_too_little(
@@ -250,14 +256,16 @@ class Engine:
         self._setting.step_begins(reading)
         began = time.perf_counter()
         whole = self._scheduler.knowledge.whole(size)
-        planned = self._planned(self._setting, whole, reading)
+        around = self._overlap.around(self._setting.device)
+        planned = self._planned(self._setting, whole, reading, around)
         if planned is not None and by_itself:
             planned.when_forward_is_over(self._look_for_holes)
-        step: Step = planned or self._observed(self._setting, size, whole, reading)
+        step: Step = planned or self._observed(self._setting, size, whole, reading, around)
         planning_seconds = time.perf_counter() - began
         self._stats.step_opened(step, reading, planning_seconds)
         if self._herald.recorder is not None:
             self._herald.recorder.step_opens(reading.in_use, planning_seconds)
+        self._overlap.opened(step, around)
         step.when_later = self._later_backward_over
         self._step = self._last_step = step
         return step
@@ -303,17 +311,22 @@ class Engine:
         if takeover.refresh() or (takeover and self._setting is None):
             log.info("mimose decides now instead of %s", takeover)
 
-    def _planned(self, setting: Setting, size: InputSize, reading: Reading) -> PlannedStep | None:
+    def _planned(
+        self, setting: Setting, size: InputSize, reading: Reading, around: Sequence[Step]
+    ) -> PlannedStep | None:
         """The step under the plan for this size, if enough is known of it."""
         last = self._last_step
         broken = last if last is not None and not last.over else None
-        decision = self._scheduler.decide(setting, size, reading, self._stale.expected(), broken)
+        beside, stale = self._overlap.beside_bytes(around, reading.in_use), self._stale.expected()
+        decision = self._scheduler.decide(setting, size, reading, stale, broken, beside)
+        if decision is not None and not all(map(predicts, around)):
+            decision = decision.keeping_nothing()  # what is around it is being looked at
         if self._several:
             decision = self._agreed(decision)
         if decision is None:
             return None
         self._decision, cached = decision, decision.cached
-        if decision.new and len(size.passes) == 1:  # else others are only expected
+        if decision.new and len(size.passes) == 1 and not beside:  # else more is only expected
             self._tell_if_too_little(setting, size, cached, reading.in_use)
         if isinstance(self._last_step, ObservedStep):
             self._stop_listening()
@@ -329,7 +342,7 @@ class Engine:
             planned: PlannedStep = WatchedStep(*step, watch=watch)
         else:
             planned = PlannedStep(*step)
-        planned.exact, planned.doubtful = cached.exact, cached.doubtful
+        planned.exact, planned.doubtful = cached.exact and not beside, cached.doubtful
         knowledge = self._scheduler.knowledge
         planned.later_bytes = knowledge.later_bytes if knowledge.retained else None
         planned.after_broken, self._after_broken_step = self._after_broken_step, False
@@ -345,10 +358,16 @@ class Engine:
         return None if decision is None or again is None else decision.with_choices(again)
 
     def _observed(
-        self, setting: Setting, size: InputSize, whole: InputSize, reading: Reading
+        self,
+        setting: Setting,
+        size: InputSize,
+        whole: InputSize,
+        reading: Reading,
+        around: Sequence[Step],
     ) -> ObservedStep:
         sample = None
-        if self._collector.samples and not self._agreement.needed:
+        alone = not (self._agreement.needed or around or self._overlap.interrupts)
+        if self._collector.samples and alone:
             sample = self._scheduler.sample(setting, whole, reading, self._stale.expected())
         setting.meter.reset_peak()
         ride = self._collector(
@@ -399,7 +418,7 @@ class Engine:
         if reading is not None:
             self._setting.learn_reserve(reading, real or step.predicted_peak)
         self._setting.gradients.step_over()
-        rise = None if real is None else real - step.start.in_use
+        rise = None if real is None or not step.told_of_others else real - step.start.in_use
         expected = self._scheduler.knowledge.retained.note(step.retained)
         if expected and not step.after_broken:
             limit = self._setting.budget_bytes - self._setting.reserve.bytes

@@ -347,10 +347,12 @@ class Knowledge:
         *before, in_all = [min(born, missing_bytes) for born in known]
         return tuple(before), in_all
 
-    def in_step(self, pattern: Pattern, missing_bytes: int, stale_bytes: int = 0) -> InStep:
+    def in_step(
+        self, pattern: Pattern, missing_bytes: int, stale_bytes: int = 0, beside_bytes: int = 0
+    ) -> InStep:
         """What happens in a step besides its size, if so much is missing and so much is stale."""
         born, all_born = self.born_bytes(pattern, missing_bytes)
-        return born, stale_bytes, all_born + self.later_bytes, bool(self.retained)
+        return born, stale_bytes, all_born + self.later_bytes, bool(self.retained), beside_bytes
 
     def peaked(self, size: InputSize, predicted_rise: int, real_rise: int | None) -> None:
         """A step rose so far above its start; None if nobody could see.

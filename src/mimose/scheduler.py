@@ -87,10 +87,12 @@ class Scheduler:
         reading: Reading,
         stale_bytes: int,
         broken: Step | None = None,
+        beside_bytes: int = 0,
     ) -> Decision | None:
         """The plan for a step of this size, if enough is known of it.
 
-        `broken` is the last step, if it never came to its end.
+        `broken` is the last step, if it never came to its end. Steps of other handles rise by
+        `beside_bytes` while this one is open.
         """
         self._note_failures(setting, reading, broken)
         missing = self._turn_to_kind(setting)
@@ -104,11 +106,12 @@ class Scheduler:
         available, least = self._available(setting, reading, stale_bytes)
         stale = least + setting.gradients.leaving_bytes(missing)
         habits = knowledge.born, bool(knowledge.retained), knowledge.later_bytes
-        kind = Kind(missing, stale, habits, knowledge.mark, self.strictness)
+        beside = setting.bracket(beside_bytes)[1]
+        kind = Kind(missing, stale, habits, knowledge.mark, self.strictness, (), beside)
         overdue = self._unwatched >= _OVERDUE and not setting.meter.private
         cached, new = None if overdue else self.cache.get((shared, available, kind)), False
         if cached is None:
-            in_step = self._in_step(setting, pattern, missing, stale)
+            in_step = self._in_step(setting, pattern, missing, stale, beside)
             terms = Terms(shared, available, kind, pattern, in_step, _guarded_bytes(setting))
             cached = self._shared(terms, own=overdue)
             if cached is None:
@@ -134,7 +137,8 @@ class Scheduler:
         pattern = knowledge.pattern_for(size)
         if cached is not None or pattern is None:
             return cached
-        in_step = self._in_step(setting, pattern, kind.missing, kind.stale_bytes)
+        beside = kind.stale_bytes, kind.beside_bytes
+        in_step = self._in_step(setting, pattern, kind.missing, *beside)
         profile = self.predict(size, in_step)
         if profile is None or len(profile.runs) != len(decision.cached.plan.recompute):
             return None
@@ -218,12 +222,17 @@ class Scheduler:
         return setting.rounded(available + stale_bytes) - most, least
 
     def _in_step(
-        self, setting: Setting, pattern: Pattern, missing: tuple[bool, ...], stale_bytes: int
+        self,
+        setting: Setting,
+        pattern: Pattern,
+        missing: tuple[bool, ...],
+        stale_bytes: int,
+        beside_bytes: int = 0,
     ) -> InStep:
         """What happens in the coming step besides its size."""
         leaving = setting.gradients.leaving_bytes(missing)
         missing_bytes = setting.gradients.missing_bytes(missing) + leaving
-        return self.knowledge.in_step(pattern, missing_bytes, stale_bytes)
+        return self.knowledge.in_step(pattern, missing_bytes, stale_bytes, beside_bytes)
 
     def sample(
         self, setting: Setting, size: InputSize, reading: Reading, stale_bytes: int
@@ -337,13 +346,15 @@ class Scheduler:
         if not step.plan.recompute:  # it had to run without a prediction
             return
         if not step.corrected and not step.rehearsed:
-            above = real_rise is not None and real_rise > step.plan.peak_bytes
+            predicted_rise = step.predicted_peak - step.start.in_use
+            above = real_rise is not None and real_rise > predicted_rise
             if above and knowledge.beyond(step.size):
                 self._doubt_beyond(knowledge)
-            # Another size's peak tells no more, nor does that of fewer runs, nor the first of two
-            # backwards.
-            tells = above or (step.exact and step.ran_as_planned and not step.retained)
-            knowledge.peaked(step.size, step.plan.peak_bytes, real_rise if tells else None)
+            # Another size's peak tells no more, nor does that of fewer runs or another handle's
+            # step, nor the first of two backwards.
+            tells = step.exact and step.ran_as_planned and not step.retained
+            tells = above or (tells and not step.peaks_with_others)
+            knowledge.peaked(step.size, predicted_rise, real_rise if tells else None)
         if not step.doubtful:
             knowledge.adaptation.note_difference(step.difference)
         if step.ran_out and not step.doubtful:  # and was rescued

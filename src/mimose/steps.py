@@ -45,6 +45,14 @@ class Step(ABC):
         self.when_later: Callable[[Any], None] | None = None
         """Called after each further backward through its graph."""
         self._in_later = False
+        self.alone = True
+        """Whether no other handle is attached."""
+        self.interrupted = False
+        """Whether the step of another handle, around this one, went on before it was through."""
+        self.interrupts = False
+        """Whether it went on itself before one inside of it was."""
+        self.inside: list[weakref.ref[Step]] = []
+        """Those of other handles that began since it last ran."""
 
     @abstractmethod
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
@@ -59,6 +67,29 @@ class Step(ABC):
         """The model's forward is done. Where no block has shown a tensor, its output must do."""
         if self.blind:
             self.watch((), out)
+        if not self.alone:
+            for node in nodes_of(tensors_in(out)):
+                node.register_prehook(self.goes_on)
+
+    def contains(self, step: Step) -> None:
+        """The step of another handle begins while this one waits for its backward."""
+        self.inside.append(weakref.ref(step))
+
+    def goes_on(self, *_: Any) -> None:
+        """This step runs on: another block, or its backward."""
+        inside, self.inside = self.inside, []
+        for ref in inside:
+            step = ref()
+            if step is not None and not step.over:
+                step.outer_goes_on(self)
+
+    def look_again(self) -> None:  # noqa: B027 (an observed step is looked at already)
+        """The next step had better be observed."""
+
+    def outer_goes_on(self, outer: Step) -> None:
+        """The step around this one runs again, while this one is open."""
+        self.interrupted |= not self._in_backward
+        outer.interrupts |= self.interrupted
 
     @property
     @abstractmethod
@@ -102,6 +133,7 @@ class Step(ABC):
     def backward_arrives(self) -> None:
         if not self._in_backward:
             self._in_backward = True
+            self.goes_on()
             self.retained = keeps_graph()
             at_end_of_backward(self._end)
         elif self.over and not self._in_later:
@@ -170,6 +202,14 @@ class ObservedStep(Step):
         self.ride.model_returns()
         super().model_returns(out)
 
+    def outer_goes_on(self, outer: Step) -> None:
+        super().outer_goes_on(outer)
+        if not self.interrupted:
+            self.ride.leaves_blocks()
+        elif outer.kept_anything:  # levels depend on what that was
+            self.ride.spoil()
+            outer.look_again()
+
     def _end(self) -> None:
         if not self.over:
             self.ride.backward_over(retained=self.retained)
@@ -218,6 +258,9 @@ class PlannedStep(Step):
         self._counts: dict[int, int] = {}
         self._beside = 0
         """Runs that the plan does not know because no loss uses them."""
+        self._others_peak = 0
+        self.told_of_others = True
+        """Whether the steps of other handles that it lies inside of have predictions, too."""
 
     @property
     def difference(self) -> float:
@@ -310,12 +353,30 @@ class PlannedStep(Step):
     @property
     def comparable(self) -> bool:
         """Whether its peak tells how good its prediction was, if it had one."""
-        return bool(self.plan.recompute) and not (self.rehearsed or self.after_broken)
+        predicted = bool(self.plan.recompute) and self.told_of_others
+        return predicted and not (self.rehearsed or self.after_broken)
+
+    @property
+    def own_peak(self) -> int:
+        """The predicted peak of the whole process, if no other handle's step keeps anything."""
+        return self.start.in_use + self.plan.peak_bytes
 
     @property
     def predicted_peak(self) -> int:
         """The predicted peak of the whole process."""
-        return self.start.in_use + self.plan.peak_bytes
+        return max(self.own_peak, self._others_peak)
+
+    @property
+    def peaks_with_others(self) -> bool:
+        """Whether the predicted peak is that of another handle's step."""
+        return self._others_peak > self.own_peak
+
+    def expect(self, peak_bytes: int) -> None:
+        """Another handle's step that is open at the same time is to peak there."""
+        self._others_peak = max(self._others_peak, peak_bytes)
+
+    def look_again(self) -> None:
+        self.surprised = not self.ran_out
 
     def real_peak(self, end: Reading) -> int | None:
         """The step's peak, as far as one can see it: if it is higher than what was before."""

@@ -98,9 +98,9 @@ class RunCost(NamedTuple):
 TAKEN_OFF = ("out_saved", "in_idle")
 """What of a run is subtracted: where in doubt, its lower end is the safe one."""
 
-InStep = tuple[tuple[int, ...], int, int, bool]
+InStep = tuple[tuple[int, ...], int, int, bool, int]
 """What `Profile.in_step` takes: gradients that are born before each run, what is given back in the
-backward, all born ones, and whether the graph outlives it."""
+backward, all born ones, whether the graph outlives it, and what other handles' steps do beside."""
 
 _run = RunCost._make
 
@@ -131,13 +131,15 @@ class Profile:
         stale_bytes: int,
         all_born_bytes: int = 0,
         retained: bool = False,
+        beside_bytes: int = 0,
     ) -> Profile:
         """The same, in a step in which these gradients are born and these outputs are stale.
 
         `born_bytes` are there before each run's recompute, `all_born_bytes` by the end of all.
-        `retained` is a step whose backward keeps its graph, for another one to come.
+        `retained` is a step whose backward keeps its graph, for another one to come. Steps of other
+        handles rise by `beside_bytes` while all that is kept is there.
         """
-        if not stale_bytes and not all_born_bytes and not any(born_bytes) and not retained:
+        if not (stale_bytes or all_born_bytes or any(born_bytes) or retained or beside_bytes):
             return self
         runs = tuple(
             [
@@ -150,7 +152,8 @@ class Profile:
         head, tail = self.head_backward - stale_bytes, self.tail + all_born_bytes - stale_bytes
         if retained:
             head = self._highest_backward() + all_born_bytes - stale_bytes
-        return Profile(self.size, runs, self.head_forward, head, tail, self.prelude)
+        head_forward = max(self.head_forward, beside_bytes)
+        return Profile(self.size, runs, head_forward, head, tail, self.prelude)
 
     def _highest_backward(self) -> int:
         """The highest moment of the backward above K, where K stays what it is.
