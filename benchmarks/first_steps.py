@@ -29,7 +29,7 @@ def run(bench: Bench, budget: int, seed: int, steps: int) -> dict[str, Any]:
     failed, reserves = [], []
     with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
         for number, length in enumerate(lengths[:steps]):
-            reserve = handle._setting.reserve.bytes if handle._setting else None
+            reserve = handle._engine.setting.reserve.bytes if handle._engine.setting else None
             try:
                 bench.step(model, optimizer, length)
             except torch.OutOfMemoryError:

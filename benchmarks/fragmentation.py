@@ -66,7 +66,7 @@ def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]
         gc.collect()
         optimizer.step()
         optimizer.zero_grad()
-        rescued += bool(getattr(handle._last_step, "ran_out", False))
+        rescued += bool(getattr(handle._engine._last_step, "ran_out", False))
     handle.detach()
     return {
         "task": task,

@@ -78,12 +78,12 @@ class Bench:
         """Every length observed: what an oracle knows."""
         model, optimizer = self.fresh()
         handle = mimose.auto_checkpoint(model, "100%", planner="recompute_all")
-        handle._planned = lambda *_: None  # observe, never plan
+        handle._engine._planned = lambda *_: None  # observe, never plan
         seen: dict[int, StepObservation] = {}
         order = sorted(set(self.lengths), reverse=True)
         for length in [order[0], *order]:
             self.step(model, optimizer, length)
-            step = handle._step
+            step = handle._engine._step
             assert isinstance(step, ObservedStep)
             observation = step.ride.observation(step.size)
             if observation is not None:
@@ -98,8 +98,8 @@ class Bench:
         handle = mimose.auto_checkpoint(model, budget, enforce=True)
         rows, out_of_memory, held = [], 0, 0
         for length in self.lengths:
-            reserve = handle._setting.reserve.bytes if handle._setting else 0
-            hits, retried = handle._scheduler.cache.hits, self.meter.read().retries
+            reserve = handle._engine.setting.reserve.bytes if handle._engine.setting else 0
+            hits, retried = handle._engine.scheduler.cache.hits, self.meter.read().retries
             spent = handle._stats.planning_seconds
             try:
                 seconds, highest = self.step(model, optimizer, length)
@@ -111,8 +111,8 @@ class Bench:
             row = {"length": length, "seconds": seconds, "peak": highest, "planned": False}
             row["planning_us"] = (handle._stats.planning_seconds - spent) * 1e6
             row["retries"] = self.meter.read().retries - retried
-            row["from_cache"] = handle._scheduler.cache.hits > hits
-            step = handle._step
+            row["from_cache"] = handle._engine.scheduler.cache.hits > hits
+            step = handle._engine._step
             if isinstance(step, PlannedStep):
                 row.update(self._judged(handle, step, oracle[length], reserve))
             rows.append(row)
@@ -135,12 +135,12 @@ class Bench:
     ) -> dict[str, Any]:
         """A planned step beside the plan that exact knowledge would have made of the same bytes."""
         available = handle.budget_bytes - reserve - step.start.in_use
-        exact = truth.profile().in_step(truth.born_bytes, 0, handle._setting.gradients.bytes)
+        exact = truth.profile().in_step(truth.born_bytes, 0, handle._engine.setting.gradients.bytes)
         best = Optimal().plan(exact, available)
         ours, predicted = step.plan, step.predicted_peak
-        known = handle._scheduler.knowledge.predict(step.size)
+        known = handle._engine.scheduler.knowledge.predict(step.size)
         if not step.exact and known is not None:  # else a larger size's plan, and its prediction
-            known = known.in_step(truth.born_bytes, 0, handle._setting.gradients.bytes)
+            known = known.in_step(truth.born_bytes, 0, handle._engine.setting.gradients.bytes)
             predicted = step.start.in_use + peak(known, ours.recompute)
         return {
             "planned": True,

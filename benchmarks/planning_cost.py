@@ -43,20 +43,20 @@ def session_costs(device: str) -> dict[str, Any]:
         ids = torch.randint(5, 1000, (8, length), device=device)
         return {"input_ids": ids, "labels": torch.zeros(8, dtype=torch.long, device=device)}
 
-    handle._planned = lambda *_: None  # observe first
+    handle._engine._planned = lambda *_: None  # observe first
     for length in (160, 60, 90, 120, 140, 100, 80):
         model(**batch(length)).loss.backward()
         model.zero_grad()
-    del handle._planned
-    handle._read_observations()
-    setting = handle._setting
+    del handle._engine._planned
+    handle._engine.read_observations()
+    setting = handle._engine.setting
     assert setting is not None
-    reading, size = setting.meter.read(), handle._size_of((), batch(111))
-    profile = handle._scheduler.knowledge.predict(size)
+    reading, size = setting.meter.read(), handle._engine.size_of((), batch(111))
+    profile = handle._engine.scheduler.knowledge.predict(size)
     assert profile is not None
     low, high = (peak(profile, [again] * 12) for again in (True, False))
     in_use = setting.budget_bytes - setting.reserve.bytes - (low + high) // 2
-    scheduler, tight = handle._scheduler, reading._replace(in_use=in_use)
+    scheduler, tight = handle._engine.scheduler, reading._replace(in_use=in_use)
 
     def decided_anew() -> None:
         """As if nothing had been planned or predicted since the last observation."""
@@ -70,8 +70,8 @@ def session_costs(device: str) -> dict[str, Any]:
     costs = {
         "blocks": 12,
         "reading_us": microseconds(setting.meter.read),
-        "size_us": microseconds(lambda: handle._size_of((), batch_111)),
-        "cached_plan_us": microseconds(lambda: handle._planned(setting, size, reading)),
+        "size_us": microseconds(lambda: handle._engine.size_of((), batch_111)),
+        "cached_plan_us": microseconds(lambda: handle._engine._planned(setting, size, reading)),
         "new_plan_us": microseconds(decided_anew, calls=50),
     }
     handle.detach()

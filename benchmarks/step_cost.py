@@ -64,7 +64,7 @@ class _NearTheLimit(_Mimose):
 
     def step(self, batch: dict[str, torch.Tensor]) -> None:
         super().step(batch)
-        setting, stats = self.handle._setting, self.handle._stats
+        setting, stats = self.handle._engine.setting, self.handle._stats
         predicted = stats.last_predicted_peak_bytes
         if setting is not None and predicted is not None and batch["input_ids"].shape[1] == 150:
             budget = int(predicted / 0.96)

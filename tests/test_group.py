@@ -110,7 +110,7 @@ def trained(
         model.zero_grad()
         losses.append(loss.item())
         if handle is not None:
-            seen.append(handle._last_step)
+            seen.append(handle._engine._last_step)
     if handle is not None:
         handle.detach()
     return losses, handle

@@ -38,7 +38,7 @@ class Looks:
         self.kept: list[int] = []
 
     def __call__(self) -> None:
-        step = self._handle._last_step
+        step = self._handle._engine._last_step
         if isinstance(step, ObservedStep):
             self.kept.append(step.ride.kept)
 
@@ -51,7 +51,7 @@ def _collects() -> Iterator[None]:
 
 def observations(handle: mimose.Mimose, batches: list[Batch]) -> list[StepObservation]:
     """What is known after training on these, times aside."""
-    seen = handle._scheduler.knowledge.seen_like(handle._size_of((), batches[0]))
+    seen = handle._engine.scheduler.knowledge.seen_like(handle._engine.size_of((), batches[0]))
     return [plain_times(one) for one in seen]
 
 
@@ -65,7 +65,7 @@ def plain_times(seen: StepObservation) -> StepObservation:
 
 def trained(model: nn.Module, batches: list[Batch], budget: Any, *, sampling: bool) -> Any:
     handle = mimose.auto_checkpoint(model, budget)
-    handle._scheduler._samples = sampling
+    handle._engine.scheduler._samples = sampling
     looks = Looks(handle)
     with handle:
         losses = train(model, batches, after_step=looks)
@@ -91,12 +91,12 @@ def watched(name: str, way: str, *, sampling: bool) -> tuple[list[float], list[i
     made, batches = MAKERS[name]
     model, handed = made(), batches(GROWING)
     handle = mimose.auto_checkpoint(model, "1GiB")
-    handle._scheduler._samples = sampling
-    handle._planned = lambda *_: None
+    handle._engine.scheduler._samples = sampling
+    handle._engine._planned = lambda *_: None
     looks = Looks(handle)
     with handle:
         losses = train(model, handed, after_step=looks, **WAYS[way])
-        handle._read_observations()
+        handle._engine.read_observations()
         return losses, looks.kept, [one.to_plain() for one in observations(handle, handed)]
 
 
@@ -263,7 +263,7 @@ def test_blocks_that_are_alike_only_on_short_texts_are_found_out() -> None:
     looks = Looks(handle)
     with handle:
         train(model, batches, after_step=looks)
-        handle._read_observations()
+        handle._engine.read_observations()
         seen = observations(handle, batches)
         longest = max(seen, key=lambda one: one.size.dims)
     assert looks.kept[1] > 0  # they looked alike
@@ -311,11 +311,11 @@ def test_blocks_that_differ_only_in_what_they_need_while_they_run_are_found_out(
         torch.manual_seed(0)
         model, batches = Chain(*map(Hungry, rows)), texts(lengths)
         handle = mimose.auto_checkpoint(model, "1GiB", blocks=list(model.blocks))
-        handle._scheduler._samples = sampling
-        handle._planned = lambda *_: None
+        handle._engine.scheduler._samples = sampling
+        handle._engine._planned = lambda *_: None
         with handle:
             train(model, batches)
-            handle._read_observations()
+            handle._engine.read_observations()
             longest = max(observations(handle, batches), key=lambda one: one.size.dims)
         spikes.append([run.spike_bytes for run in longest.runs])
     assert spikes[0] == spikes[1]
@@ -325,7 +325,7 @@ def test_steps_that_break_off_say_nothing_of_kin() -> None:
     torch.manual_seed(0)
     model = models.Encoder(8)
     handle = mimose.auto_checkpoint(model, "1GiB")
-    handle._planned = lambda *_: None
+    handle._engine._planned = lambda *_: None
     looks = Looks(handle)
     weight = model.encoder.layers[3].linear1.weight
 
@@ -370,7 +370,7 @@ def test_kept_block_that_runs_out_of_memory_while_observed_is_recomputed() -> No
     model, batches = Chain(*(Refuses() for _ in range(6))), texts([60, 70, 80, 90, 100])
     plain = train(copy.deepcopy(model), batches)
     handle = mimose.auto_checkpoint(model, "1GiB", blocks=list(model.blocks))
-    handle._planned = lambda *_: None
+    handle._engine._planned = lambda *_: None
     looks = Looks(handle)
 
     def after_step() -> None:
@@ -391,9 +391,9 @@ def test_the_first_and_the_last_run_are_like_no_other() -> None:
     torch.manual_seed(0)
     model, batches = models.Encoder(5), texts([40, 50])
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all") as handle:
-        handle._planned = lambda *_: None
+        handle._engine._planned = lambda *_: None
         train(model, batches)
-        handle._read_observations()
+        handle._engine.read_observations()
         (seen,) = observations(handle, batches)
     kin = Kin.among(seen)
     assert kin.kinds == (0, 1, 1, 1, 4)

@@ -38,8 +38,8 @@ class Observing:
         self.handle = mimose.auto_checkpoint(self.model, "1GiB", record=record)
         vars(self.handle)["_planned"] = lambda *_: None
         train(self.model, texts([30]))
-        assert self.handle._setting is not None
-        self.clock = self.handle._setting.clock = LateClock()
+        assert self.handle._engine.setting is not None
+        self.clock = self.handle._engine.setting.clock = LateClock()
 
     def train(self, *batches: Batch) -> None:
         for batch in batches:
@@ -53,7 +53,7 @@ class Observing:
 
     @property
     def observations(self) -> list[StepObservation]:
-        return list(self.handle._scheduler.knowledge._observations())
+        return list(self.handle._engine.scheduler.knowledge._observations())
 
     @property
     def seconds(self) -> list[set[float]]:
@@ -63,7 +63,7 @@ class Observing:
 
 def test_late_times_are_taken_in_and_are_not_another_observation() -> None:
     run = Observing()
-    knowledge = run.handle._scheduler.knowledge
+    knowledge = run.handle._engine.scheduler.knowledge
     run.train(*texts([40, 50, 60]))
     before, mark = knowledge.version, knowledge.mark
     assert all(max(seconds) < 1e-3 for seconds in run.seconds)  # bytes stand in for them
@@ -76,11 +76,11 @@ def test_late_times_are_taken_in_and_are_not_another_observation() -> None:
 
 def test_late_times_count_in_predictions_of_sizes_never_seen() -> None:
     run = Observing()
-    knowledge = run.handle._scheduler.knowledge
+    knowledge = run.handle._engine.scheduler.knowledge
     sizes = texts([40, 60, 80, 100, 70])
     run.train(*sizes[:4])
     run.times_come()
-    profile = knowledge.predict(run.handle._size_of((), sizes[4]))
+    profile = knowledge.predict(run.handle._engine.size_of((), sizes[4]))
     assert profile is not None
     assert all(1e9 <= cost.nanoseconds <= 4e9 for cost in profile.runs)
     run.handle.detach()
@@ -88,7 +88,7 @@ def test_late_times_count_in_predictions_of_sizes_never_seen() -> None:
 
 def test_late_times_say_nothing_about_a_doubt_that_has_come_since() -> None:
     run = Observing()
-    adaptation = run.handle._scheduler.knowledge.adaptation
+    adaptation = run.handle._engine.scheduler.knowledge.adaptation
     run.train(*texts([40, 50]))
     adaptation.failed()
     run.times_come()
@@ -110,7 +110,7 @@ def test_late_times_go_to_the_regime_that_they_were_seen_in() -> None:
     for trained, batch in zip((True, False, True, False), texts([40, 50, 60, 70]), strict=True):
         run.model.encoder.layers[2].requires_grad_(trained)
         run.train(batch)
-        regimes.append(run.handle._scheduler.knowledge)
+        regimes.append(run.handle._engine.scheduler.knowledge)
     assert regimes[0] is regimes[2] is not regimes[1]
     run.times_come()
     for knowledge, times in zip(regimes[:2], ({1.0, 3.0}, {2.0, 4.0}), strict=True):
@@ -143,10 +143,10 @@ class TellsSome(LateClock):
 
 def test_times_and_what_stands_in_for_them_are_not_mixed() -> None:
     run = Observing()
-    assert run.handle._setting is not None
-    run.handle._setting.clock = TellsSome()
+    assert run.handle._engine.setting is not None
+    run.handle._engine.setting.clock = TellsSome()
     train(run.model, texts([40]))
-    step = run.handle._last_step
+    step = run.handle._engine._last_step
     assert isinstance(step, ObservedStep)
     observation = step.ride.observation(step.size)
     assert observation is not None

@@ -211,7 +211,7 @@ def test_mode_of_others_around_any_step_is_left_and_sees_that_step_only(at: int)
             assert modes() == [StorageCounter]
         assert handle.stats().peak_bytes >= least
         assert handle.stats().planned_steps > 0
-        read = handle._setting.meter.read
+        read = handle._engine.setting.meter.read
         before = read().in_use
         ballast = take(4)
         assert read().in_use - before == ballast.nbytes

@@ -187,9 +187,9 @@ def test_another_type_of_parameters_is_another_regime() -> None:
             model(batch.to(model.layers[0].up.weight.dtype)).pow(2).mean().backward()
             model.zero_grad()
             if number == 15:
-                assert handle._scheduler.regime.dtype == "torch.float32"
-                assert not hasattr(handle._last_step, "plan")  # it is observed
-    assert len(handle._scheduler.to_plain()) == 2
+                assert handle._engine.scheduler.regime.dtype == "torch.float32"
+                assert not hasattr(handle._engine._last_step, "plan")  # it is observed
+    assert len(handle._engine.scheduler.to_plain()) == 2
 
 
 def counts_in_a_tensor(layer: nn.Module) -> None:

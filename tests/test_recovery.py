@@ -287,7 +287,7 @@ def test_plans_get_stricter_with_each_attempt_and_end_with_everything() -> None:
 
     def step(batch: Batch) -> None:
         models.loss_of(model, batch)
-        plan = handle._step.plan  # type: ignore[union-attr]
+        plan = handle._engine._step.plan  # type: ignore[union-attr]
         plans.append(str(plan))
         if len(plans) % 3:
             raise torch.OutOfMemoryError("")
@@ -387,7 +387,7 @@ def test_other_exceptions_pass_through_untouched(error: BaseException, attempt: 
         assert len(calls) == attempt
         assert all(p.grad is not None for p in model.parameters())
         handle.retry(one_backward, model, texts([20])[0])
-        assert handle._scheduler.strictness == 0
+        assert handle._engine.scheduler.strictness == 0
 
 
 def test_error_without_words_is_out_of_memory_as_well() -> None:
@@ -578,7 +578,7 @@ def test_nothing_is_held_after_a_recovery(phase: str) -> None:
             handle.retry(one_backward, model, batch)
             model.zero_grad()
         tensors = live_tensors()
-        in_use = handle._setting.meter.read().in_use  # type: ignore[union-attr]
+        in_use = handle._engine.setting.meter.read().in_use  # type: ignore[union-attr]
         with Storages(model, batch["input_ids"]) as storages:
             for i in range(9):
                 fuse.arm(times=i % 2)
@@ -586,7 +586,7 @@ def test_nothing_is_held_after_a_recovery(phase: str) -> None:
                 model.zero_grad()
             assert storages.live() == 0
         assert live_tensors() <= tensors
-        assert handle._setting.meter.read().in_use <= in_use  # type: ignore[union-attr]
+        assert handle._engine.setting.meter.read().in_use <= in_use  # type: ignore[union-attr]
 
 
 def test_failed_attempt_is_let_go_of_before_the_next_one() -> None:
@@ -693,7 +693,7 @@ def guarded(*, changes_input: bool = False) -> tuple[nn.Module, nn.Module, mimos
 
 def guarded_block(handle: mimose.Mimose) -> int:
     """The last block that is kept near the limit."""
-    step = handle._last_step
+    step = handle._engine._last_step
     assert isinstance(step, PlannedStep)
     return max(index for index, nth in step._guarded)
 

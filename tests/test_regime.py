@@ -197,7 +197,7 @@ def test_regimes_by_turns_are_known_each() -> None:
         run.observed = observed
         run.train(labelled([60]))
     assert run.observed == [True, True, True] + [False] * 7
-    assert len(run.handle._scheduler._chapters._known) == 2
+    assert len(run.handle._engine.scheduler._chapters._known) == 2
     run.finish()
 
 
@@ -320,7 +320,7 @@ def test_changes_far_apart_are_no_noise() -> None:
         run.change(how)
         run.train(batches)
         assert_exact(run.errors[-50:])
-        assert not run.handle._scheduler.knowledge.doubtful(run.handle.stats().last_size)
+        assert not run.handle._engine.scheduler.knowledge.doubtful(run.handle.stats().last_size)
     run.finish()
 
 
@@ -365,8 +365,8 @@ def test_parts_that_are_added_are_seen_after_a_while() -> None:
         model.zero_grad()
         gc.collect()
         assert old() is None
-        assert handle._setting is not None
-        assert handle._setting.gradient_bytes == sum(p.nbytes for p in model.parameters())
+        assert handle._engine.setting is not None
+        assert handle._engine.setting.gradient_bytes == sum(p.nbytes for p in model.parameters())
 
 
 def test_parameters_that_take_others_places_are_looked_at_and_the_old_ones_let_go() -> None:
@@ -380,8 +380,8 @@ def test_parameters_that_take_others_places_are_looked_at_and_the_old_ones_let_g
         model.zero_grad()
         gc.collect()
         assert not any(ref() is not None for ref in old)
-        assert handle._setting is not None
-        assert all(handle._setting.gradients.missing())
+        assert handle._engine.setting is not None
+        assert all(handle._engine.setting.gradients.missing())
         before = handle.stats().observed_steps
         next(model.children()).requires_grad_(False)
         train(model, batches[:1])
@@ -401,8 +401,8 @@ def test_a_parameter_that_takes_another_s_place_is_seen_after_a_while() -> None:
         model.zero_grad()
         gc.collect()
         assert old() is None
-        assert handle._setting is not None
-        assert all(handle._setting.gradients.missing())
+        assert handle._engine.setting is not None
+        assert all(handle._engine.setting.gradients.missing())
 
 
 def test_regime_is_the_same_object_until_something_changes() -> None:

@@ -235,7 +235,7 @@ def test_forgotten_handle_goes_on_planning() -> None:
     gc.collect()
     assert train(model, batches) == train(plain, batches)
     root = seats(model)[0]
-    assert root.owner.stats().planned_steps > 0
+    assert root.owner.scheduler.knowledge.ready
     root.owner.detach()
 
 

@@ -80,7 +80,7 @@ def test_what_a_graph_holds_beyond_its_backward_is_predicted() -> None:
         def both_backwards() -> None:
             seen()
             if handle.stats().planned_steps:
-                stats, meter = handle._stats, handle._setting.meter
+                stats, meter = handle._stats, handle._engine.setting.meter
                 real.append(meter.read().peak / stats.last_predicted_peak_bytes)
 
         train(model, texts(lengths(30)), loss_of=twice_backward, after_step=both_backwards)
@@ -88,7 +88,7 @@ def test_what_a_graph_holds_beyond_its_backward_is_predicted() -> None:
     seen.assert_exact(steps=15, plans=8, over=0.15)
     assert len(real) >= 15
     assert max(real) < 1.003
-    again = Knowledge.from_plain(handle._scheduler.knowledge.to_plain())
+    again = Knowledge.from_plain(handle._engine.scheduler.knowledge.to_plain())
     assert again.retained
 
 
@@ -122,12 +122,14 @@ def test_steps_that_add_to_gradients_are_predicted_as_exactly(set_to_none: bool,
         steps=30,
         over=0.05,  # beyond the lengths seen
     )
-    knowledge = handle._scheduler.knowledge
+    knowledge = handle._engine.scheduler.knowledge
     assert handle.stats().observed_steps <= 12
-    assert not knowledge.of(born=False).curious(handle._latest_size)
+    assert not knowledge.of(born=False).curious(handle._engine._latest_size)
     again = Knowledge.from_plain(knowledge.to_plain())
     for born in (True, False):
-        one, other = (k.of(born=born).predict(handle._latest_size) for k in (knowledge, again))
+        one, other = (
+            k.of(born=born).predict(handle._engine._latest_size) for k in (knowledge, again)
+        )
         assert one == other
 
 
@@ -349,8 +351,8 @@ class LastButOne(nn.Module):
 def test_a_layer_that_no_loss_uses_is_no_surprise() -> None:
     handle = assert_trains_as_plain(LastButOne(), texts(lengths(30, 60, 130)), steps=20)
     assert handle.stats().observed_steps <= 6
-    assert not handle._last_step.surprised
-    again = Knowledge.from_plain(handle._scheduler.knowledge.to_plain())
+    assert not handle._engine._last_step.surprised
+    again = Knowledge.from_plain(handle._engine.scheduler.knowledge.to_plain())
     assert again.unused == {(5, 0)}
 
 
@@ -367,7 +369,7 @@ def test_a_layer_that_a_loss_comes_to_use_is_planned_from_then_on() -> None:
             loss.backward()
             model.zero_grad()
     assert str(handle.stats().last_plan) == "KKKKKK"
-    assert handle._scheduler.knowledge.unused == set()
+    assert handle._engine.scheduler.knowledge.unused == set()
 
 
 def test_passes_that_never_have_a_backward_do_not_keep_planning_from_beginning() -> None:
@@ -720,7 +722,7 @@ def test_steps_of_blocks_that_show_no_tensor_are_told_apart(shows: bool) -> None
             for each in (model, plain):
                 out = each(torch.full((2, 4), float(i)))
                 (out if shows else out.x).sum().backward()
-        stats, step = handle.stats(), handle._step
+        stats, step = handle.stats(), handle._engine._step
     assert_same_gradients(model, plain)
     assert stats.steps == 8
     assert stats.planned_steps == (6 if shows else 0)
@@ -734,7 +736,7 @@ def test_the_largest_size_seen_is_planned_even_if_it_does_not_fit() -> None:
     with mimose.auto_checkpoint(model, "1MiB") as handle:
         for rows in (600, 700, 800, 900, 1001):
             model(torch.rand(rows, 8, 32)).sum().backward()
-        assert handle._scheduler.knowledge.ready
+        assert handle._engine.scheduler.knowledge.ready
         before = handle.stats()
         with pytest.warns(mimose.errors.MimoseWarning, match="raise memory_budget"):
             train(model, [{"x": torch.rand(1001, 8, 32)}] * 4, loss_of=lambda m, b: m(b["x"]).sum())
@@ -840,10 +842,10 @@ def test_what_forwards_lose_is_looked_at_whoever_calls_the_model(by_itself: bool
         for batch in texts(lengths(30, 30, 60)):
             models.loss_of(model.inner if by_itself else model, batch).backward()
             model.zero_grad()
-            if not isinstance(handle._setting.reserve, PageReserve):
-                handle._setting.reserve = PageReserve(handle.budget_bytes)
-                handle._setting.reserve.near_limit = lambda _: True
-    assert len(handle._setting.reserve._lost) == 8
+            if not isinstance(handle._engine.setting.reserve, PageReserve):
+                handle._engine.setting.reserve = PageReserve(handle.budget_bytes)
+                handle._engine.setting.reserve.near_limit = lambda _: True
+    assert len(handle._engine.setting.reserve._lost) == 8
 
 
 def test_what_forwards_lose_is_looked_at_after_the_last_of_several() -> None:
@@ -852,8 +854,8 @@ def test_what_forwards_lose_is_looked_at_after_the_last_of_several() -> None:
     with mimose.auto_checkpoint(model, "1GiB") as handle:
         for batch in texts([40] * 12):
             losses.clear()
-            if handle._setting is not None:
-                handle._setting.forward_over = lambda _: looked.append(len(losses))
+            if handle._engine.setting is not None:
+                handle._engine.setting.forward_over = lambda _: looked.append(len(losses))
             losses.append(models.loss_of(model, batch))
             losses.append(models.loss_of(model, batch))
             sum(losses).backward()

@@ -174,7 +174,7 @@ class Predictions:
             if stats.last_predicted_peak_bytes is not None:  # else there was only a bound
                 self.errors.append((stats.last_predicted_peak_bytes - real) / real)
             self.plans.add(stats.last_plan.recompute)
-        self._handle._scheduler.cache.clear()
+        self._handle._engine.scheduler.cache.clear()
 
     def assert_exact(
         self, *, steps: int, plans: int = 3, over: float = 0.03, under: float = 0.003

@@ -11,6 +11,7 @@ import logging
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 
 from mimose.allocator import AllocatorLease
 from mimose.attach import Attachment, BlockSeat
+from mimose.block_names import described
 from mimose.blocks import Block
 from mimose.budget import Budget, text_of
 from mimose.bypass import Tripwire
@@ -26,8 +28,9 @@ from mimose.collector import Ride
 from mimose.correction import Watch
 from mimose.decision import Decision
 from mimose.errors import warn
+from mimose.events import Events, LaterBackward, RunStart, StepRecord, StepStart
 from mimose.herald import Herald
-from mimose.identity import difference, identity_of
+from mimose.identity import FORMAT, difference, identity_of
 from mimose.inputs import (
     MOST_PASSES,
     InputSize,
@@ -42,13 +45,11 @@ from mimose.observations import StepObservation
 from mimose.overlap import Overlap, predicts
 from mimose.plan_cache import CachedPlan
 from mimose.ranks import Agreement
-from mimose.recording import Header
 from mimose.regime import Regime
-from mimose.report import Stats
 from mimose.restart import Keepsake, Restart
 from mimose.root import RootSeat
 from mimose.scheduler import Scheduler
-from mimose.setting import Setting, device_of
+from mimose.setting import Setting, device_of, first_device
 from mimose.stale import Stale
 from mimose.steps import ObservedStep, PlannedStep, Step, WatchedStep
 from mimose.trees import tensors_in
@@ -56,8 +57,28 @@ from mimose.trees import tensors_in
 log = logging.getLogger("mimose")
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far a run has come, as far as its steps depend on it."""
+
+    steps: int = 0
+    observed_steps: int = 0
+    peak_bytes: int = 0
+    """The highest memory in use so far."""
+    base_bytes: int = 0
+    """In use when the last step started."""
+
+    def step_starts(self, reading: Reading) -> None:
+        self.note_peak(reading.peak if self.steps else reading.in_use)
+        self.steps += 1
+        self.base_bytes = reading.in_use
+
+    def note_peak(self, number_of_bytes: int) -> None:
+        self.peak_bytes = max(self.peak_bytes, number_of_bytes)
+
+
 class Engine:
-    """What a handle does while the model trains. `Mimose` is its public face."""
+    """What happens while a model trains: steps opened, decided, carried out, learned from."""
 
     def __init__(
         self,
@@ -71,17 +92,18 @@ class Engine:
         allocator: str,
         measure: SizeFunction | None,
     ) -> None:
-        self._budget = budget
-        self._scheduler = scheduler
+        self.budget = budget
+        self.scheduler = scheduler
         self._collector = collector
         self._enforce = enforce
         self._allocator = AllocatorLease(allocator)
-        self._measure = measure
-        self._names = [block.name for block in blocks]
+        self.measure = measure
+        self.block_names = [block.name for block in blocks]
         self._stale = Stale()
         self._overlap = Overlap()
-        self._stats = Stats()
-        self._herald = Herald()
+        self.events = Events()
+        self._progress = Progress()
+        self._herald = Herald(self.events)
         self._step: Step | None = None
         self._last_step: Step | None = None
         self._decision: Decision | None = None
@@ -97,18 +119,47 @@ class Engine:
         self._announced_size: InputSize | None = None
         self._latest_size: InputSize | None = None
         self._in_use_before: int | None = None
-        self._setting: Setting | None = None
+        self.setting: Setting | None = None
         self._attachment: Attachment | None = None
         self._agreement = Agreement([])
         self._several = False
         self._tripwire = Tripwire(model, [])
         self._root = RootSeat(model, self)
-        self._argument_names = argument_names(model.forward)
+        self.argument_names = argument_names(model.forward)
 
     @property
     def budget_bytes(self) -> int | None:
         """The budget in bytes; None before the first training step has settled a relative one."""
-        return self._setting.budget_bytes if self._setting else self._budget.total_bytes
+        return self.setting.budget_bytes if self.setting else self.budget.total_bytes
+
+    def __repr__(self) -> str:
+        state = "attached" if self.attached else "detached"
+        budget = text_of(self.budget_bytes) if self.budget_bytes else str(self.budget)
+        return f"<mimose on {len(self.block_names)} blocks, {budget}, {state}>"
+
+    @property
+    def model(self) -> nn.Module:
+        return self._root.module
+
+    @property
+    def attached(self) -> bool:
+        return self._attachment is not None
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The blocks that are intercepted and still alive."""
+        seats = [] if self._attachment is None else self._attachment.seats
+        return [module for seat in seats if (module := seat.module_if_alive) is not None]
+
+    def attach(self, blocks: list[Block]) -> None:
+        """Intercept the calls of the model and of these blocks."""
+        model, device = self.model, first_device(self.model)
+        self._attachment = Attachment(model, blocks, self)
+        self._agreement = Agreement(self._attachment.seats)
+        self._tripwire = Tripwire(model, blocks)
+        self._root.take()
+        self._herald.attached(type(model).__name__, described(blocks), self.budget, device)
+        self._set_allocator_up(device)
 
     def detach(self) -> None:
         """Leave the model as it was before. What was learned stays readable."""
@@ -125,9 +176,8 @@ class Engine:
         for finalizer in self._finalizers:  # both close, and the model no longer holds on to them
             finalizer()
         self._finalizers = []
-        if self._herald.recorder is not None:
-            self._read_observations()
-            self._herald.recorder.close()
+        self.read_observations()
+        self.events.run_ends()
 
     # What the blocks and the root ask
 
@@ -144,14 +194,14 @@ class Engine:
 
     def ran_out(self, seat: BlockSeat) -> None:
         """Memory ran out while a block was to be kept: it, and what comes, is recomputed."""
-        self._stats.recoveries += 1
+        self.events.memory_ran_out()
         self._herald.recomputed_instead(seat.name)
         if isinstance(self._step, PlannedStep):
             self._step.recompute_the_rest()
         elif isinstance(self._step, ObservedStep):
             self._step.ride.keep_no_more()
             self._step.ride.spoil()
-            self._scheduler.look_at_all()
+            self.scheduler.look_at_all()
 
     def forward_begins(self, args: Any, kwargs: Any) -> None:
         """The root's forward is called in training."""
@@ -159,13 +209,13 @@ class Engine:
         assert self._attachment is not None
         self._attachment.take_seats()
         self._attachment.caches.forward_begins(args, kwargs)
-        if self._setting is None or self._attachment.takeover.due:
+        if self.setting is None or self._attachment.takeover.due:
             self._take_over()
-        if self._setting is None:
+        if self.setting is None:
             self._settle()
         else:
-            self._setting.look_for_replaced(self._root.module)
-        size = self._size_of(args, kwargs, self._argument_names)
+            self.setting.look_for_replaced(self._root.module)
+        size = self.size_of(args, kwargs, self.argument_names)
         step = self._step
         if step is not None and not step.over:
             if step.abandoned or step.blind:
@@ -175,9 +225,9 @@ class Engine:
                 self._another_pass(step, size)
         self._announced_size = self._latest_size = size
         self._in_use_before = None
-        knowledge = self._scheduler.knowledge
-        if self._setting is not None and not knowledge.reaches(knowledge.whole(size)):
-            self._in_use_before = self._setting.meter.read().in_use  # it will be observed
+        knowledge = self.scheduler.knowledge
+        if self.setting is not None and not knowledge.reaches(knowledge.whole(size)):
+            self._in_use_before = self.setting.meter.read().in_use  # it will be observed
 
     def _another_pass(self, step: Step, size: InputSize) -> None:
         """One more forward begins before the backward: is it what was expected?"""
@@ -195,11 +245,11 @@ class Engine:
         """Plan what is still to come of a step that turns out to be of this size; whether it can be
         done."""
         done = None if step.corrected else step.choices_so_far
-        if done is None or self._setting is None or self._decision is None:
+        if done is None or self.setting is None or self._decision is None:
             return False
-        cached = self._scheduler.plan_rest(self._setting, size, self._decision, done)
+        cached = self.scheduler.plan_rest(self.setting, size, self._decision, done)
         if cached is not None:
-            self._tell_if_too_little(self._setting, size, cached, step.start.in_use)
+            self._tell_if_too_little(self.setting, size, cached, step.start.in_use)
             step.plan_rest(size, cached)
             self._overlap.share_predictions(step)
         return cached is not None
@@ -211,7 +261,7 @@ class Engine:
 
     def forward_returned(self, out: Any) -> None:
         """The root's forward is done."""
-        if self._step is not None and self._setting is not None:
+        if self._step is not None and self.setting is not None:
             self._step.model_returns(out)
             self._stale.outputs_are(tensors_in(out))
             self._look_for_holes()
@@ -219,52 +269,52 @@ class Engine:
     def _look_for_holes(self, *_: Any) -> None:
         """See, once a step and now and then, what its forward leaves lost between tensors."""
         step = self._step
-        if not isinstance(step, PlannedStep) or self._setting is None or not step.forward_is_over:
+        if not isinstance(step, PlannedStep) or self.setting is None or not step.forward_is_over:
             return
         if not step.looked_at:
             step.looked_at = True
-            self._setting.forward_over(step.predicted_peak)
+            self.setting.forward_over(step.predicted_peak)
 
     def forward_failed(self) -> None:
         """An exception left the root's forward: no backward will come."""
         self._forward_failed = True
-        if self._setting is not None and (self._last_step is None or self._last_step.over):
-            self._setting.forgive_failures()  # before its first block: no plan could have helped
+        if self.setting is not None and (self._last_step is None or self._last_step.over):
+            self.setting.forgive_failures()  # before its first block: no plan could have helped
         self._step = None
         self._announced_size = None
 
     # A step's life
 
     def _open(self, args: Any, kwargs: Any) -> Step:
-        if self._setting is None:
+        if self.setting is None:
             self._settle()
-        assert self._setting is not None
+        assert self.setting is not None
         self._tripwire.close()
-        if self._herald.recorder is not None:
-            self._herald.recorder.step_begins()
-        self._read_observations()
-        if self._stats.steps % 16 == 0:  # asking takes as long as a plan from the cache
+        self.events.step_opens()
+        self.read_observations()
+        if self._progress.steps % 16 == 0:  # asking takes as long as a plan from the cache
             self._several = several()
         by_itself = self._announced_size is None  # the model's own forward was not called
-        size = self._latest_size = self._announced_size or self._size_of(args, kwargs)
+        size = self._latest_size = self._announced_size or self.size_of(args, kwargs)
         self._announced_size = None
-        self._stale.step_starts(self._setting.device)
-        regime = self._setting.lookout.regime()
-        if regime != self._scheduler.regime:
-            self._enter(self._setting, regime)
-        reading = self._setting.meter.read()
-        self._setting.step_begins(reading)
+        self._stale.step_starts(self.setting.device)
+        regime = self.setting.lookout.regime()
+        if regime != self.scheduler.regime:
+            self._enter(self.setting, regime)
+        reading = self.setting.meter.read()
+        self.setting.step_begins(reading)
         began = time.perf_counter()
-        whole = self._scheduler.knowledge.whole(size)
-        around = self._overlap.around(self._setting.device)
-        planned = self._planned(self._setting, whole, reading, around)
+        whole = self.scheduler.knowledge.whole(size)
+        around = self._overlap.around(self.setting.device)
+        planned = self._planned(self.setting, whole, reading, around)
         if planned is not None and by_itself:
             planned.when_forward_is_over(self._look_for_holes)
-        step: Step = planned or self._observed(self._setting, size, whole, reading, around)
+        step: Step = planned or self._observed(self.setting, size, whole, reading, around)
         planning_seconds = time.perf_counter() - began
-        self._stats.step_opened(step, reading, planning_seconds)
-        if self._herald.recorder is not None:
-            self._herald.recorder.step_opens(reading.in_use, planning_seconds)
+        self._progress.step_starts(reading)
+        self.events.step_starts(
+            StepStart(size=step.size, reading=reading, planning_seconds=planning_seconds)
+        )
         self._overlap.opened(step, around)
         step.when_later = self._later_backward_over
         self._step = self._last_step = step
@@ -273,13 +323,12 @@ class Engine:
     def _settle(self) -> None:
         """Settle device and bytes; before the root runs, where FSDP2 gathers its parameters."""
         self._set_allocator_up(device_of(self._root.module))
-        self._setting = Setting(self._root.module, self._budget, enforce=self._enforce)
-        self._finalizers.append(weakref.finalize(self._root.module, self._setting.close))
-        self._identity = identity_of(self._root.module, self._names, self._setting.device)
+        self.setting = Setting(self._root.module, self.budget, enforce=self._enforce)
+        self._finalizers.append(weakref.finalize(self._root.module, self.setting.close))
+        self._identity = identity_of(self._root.module, self.block_names, self.setting.device)
         if self._loaded is not None:
             self._take_in(self._loaded)
-        if self._herald.recorder is not None:
-            self._herald.recorder.begins(self._header(self._setting))
+        self.events.run_starts(self._run_start(self.setting))
 
     def _set_allocator_up(self, device: torch.device) -> None:
         """When attaching, or at the first step if the model came to the device since."""
@@ -289,12 +338,11 @@ class Engine:
             self._finalizers.append(give_back)
 
     def _enter(self, setting: Setting, regime: Regime) -> None:
-        first = self._scheduler.regime is None
-        change = self._scheduler.enter(regime)
-        if self._herald.recorder is not None:
-            self._herald.recorder.enters(regime, self._scheduler.knowledge)
+        first = self.scheduler.regime is None
+        change = self.scheduler.enter(regime)
+        self.events.regime_entered(regime, self.scheduler.knowledge)
         if first:
-            reason = self._scheduler.why_unknown()
+            reason = self.scheduler.why_unknown()
             if reason is not None:
                 warn(f"what was learned before does not hold here: {reason}. Observing anew")
             return
@@ -308,7 +356,7 @@ class Engine:
         """From checkpointing that was on before, or that a trainer has switched on since."""
         assert self._attachment is not None
         takeover = self._attachment.takeover
-        if takeover.refresh() or (takeover and self._setting is None):
+        if takeover.refresh() or (takeover and self.setting is None):
             log.info("mimose decides now instead of %s", takeover)
 
     def _planned(
@@ -318,7 +366,7 @@ class Engine:
         last = self._last_step
         broken = last if last is not None and not last.over else None
         beside, stale = self._overlap.beside_bytes(around, reading.in_use), self._stale.expected()
-        decision = self._scheduler.decide(setting, size, reading, stale, broken, beside)
+        decision = self.scheduler.decide(setting, size, reading, stale, broken, beside)
         if decision is not None and not all(map(predicts, around)):
             decision = decision.keeping_nothing()  # what is around it is being looked at
         if self._several:
@@ -332,7 +380,7 @@ class Engine:
             self._stop_listening()
         setting.make_room(reading.in_use + cached.plan.peak_bytes, reading)
         start = setting.start_planned_step(reading)
-        unused = self._scheduler.knowledge.unused
+        unused = self.scheduler.knowledge.unused
         over, guarded = self._planned_step_over, cached.guarded
         step = (size, cached.plan, cached.again, start, over, guarded, unused)
         if decision.watched and cached.profile is not None:
@@ -343,7 +391,7 @@ class Engine:
         else:
             planned = PlannedStep(*step)
         planned.exact, planned.doubtful = cached.exact and not beside, cached.doubtful
-        knowledge = self._scheduler.knowledge
+        knowledge = self.scheduler.knowledge
         planned.later_bytes = knowledge.later_bytes if knowledge.retained else None
         planned.after_broken, self._after_broken_step = self._after_broken_step, False
         return planned
@@ -368,7 +416,7 @@ class Engine:
         sample = None
         alone = not (self._agreement.needed or around or self._overlap.interrupts)
         if self._collector.samples and alone:
-            sample = self._scheduler.sample(setting, whole, reading, self._stale.expected())
+            sample = self.scheduler.sample(setting, whole, reading, self._stale.expected())
         setting.meter.reset_peak()
         ride = self._collector(
             setting.meter,
@@ -378,72 +426,73 @@ class Engine:
             self._in_use_before,
             sample,
         )
-        ride.known_unused = self._scheduler.knowledge.unused
+        ride.known_unused = self.scheduler.knowledge.unused
         if self._after_broken_step:  # the engine lets go of its memory in the middle of this one
             ride.spoil()
             self._after_broken_step = False
         return ObservedStep(size, whole, ride, self._observed_step_over)
 
     def _observed_step_over(self, step: ObservedStep) -> None:
-        self._stats.observed_step_over(step)
-        if self._setting is not None:
-            unusable = step.ride.unusable_beyond(self._stats.peak_bytes)
-            self._setting.reserve.learn_unusable(unusable)
+        self._progress.observed_steps += 1
+        self._progress.note_peak(step.ride.peak)
+        if self.setting is not None:
+            unusable = step.ride.unusable_beyond(self._progress.peak_bytes)
+            self.setting.reserve.learn_unusable(unusable)
             existed, cleared = step.ride.gradients_existed, step.ride.gradients_cleared
-            self._setting.gradients.step_over(existed=existed, cleared=cleared)
-        if self._herald.recorder is not None and self._setting is not None:
-            reserve = self._setting.reserve.bytes
-            self._herald.recorder.step_over(step.size, None, step.ride.peak, None, reserve)
-        self._scheduler.knowledge.unused.update(step.ride.unused)
-        self._scheduler.knowledge.retained.note(step.retained)
+            self.setting.gradients.step_over(existed=existed, cleared=cleared)
+            self.events.step_over(_record_of_observed(step, self.setting.reserve.bytes))
+        self.scheduler.knowledge.unused.update(step.ride.unused)
+        self.scheduler.knowledge.retained.note(step.retained)
         if step.ride.born is not None:
-            kind = self._scheduler.knowledge.of(born=step.ride.gradients_born)
+            kind = self.scheduler.knowledge.of(born=step.ride.gradients_born)
             kind.note_born(*step.ride.born)
-        if self._stats.steps > 1:
+        if self._progress.steps > 1:
             self._lessons.add(step)
         else:  # it has no optimizer state, makes workspaces and tries blocks out
             self._note_kin(step, step.ride.observation(step.size, rough=True))
 
     def _planned_step_over(self, step: PlannedStep) -> None:
-        assert self._setting is not None
-        reading = self._setting.reading_after(step.predicted_peak)
+        assert self.setting is not None
+        reading = self.setting.reading_after(step.predicted_peak)
         real = None if reading is None else step.real_peak(reading)
-        self._stats.planned_step_over(step, reading, real)
-        if self._herald.recorder is not None:
-            reserve = self._setting.reserve.bytes
-            held = None if reading is None else reading.peak_held
-            self._herald.recorder.step_over(
-                step.size, step.plan, real, held, reserve, bound=not step.exact
-            )
+        self.events.step_over(_record_of_planned(step, real, reading, self.setting.reserve.bytes))
         if reading is not None:
-            self._setting.learn_reserve(reading, real or step.predicted_peak)
-        self._setting.gradients.step_over()
+            self._progress.note_peak(reading.peak)
+            self.setting.learn_reserve(reading, real or step.predicted_peak)
+        self.setting.gradients.step_over()
         rise = None if real is None or not step.told_of_others else real - step.start.in_use
-        expected = self._scheduler.knowledge.retained.note(step.retained)
+        expected = self.scheduler.knowledge.retained.note(step.retained)
         if expected and not step.after_broken:
-            limit = self._setting.budget_bytes - self._setting.reserve.bytes
-            self._scheduler.step_over(step, rise, limit)
+            limit = self.setting.budget_bytes - self.setting.reserve.bytes
+            self.scheduler.step_over(step, rise, limit)
 
     def _later_backward_over(self, step: Step) -> None:
         """One more backward through a step's graph is done: its peak is the step's, too."""
-        if step is not self._last_step or self._setting is None or not self._setting.open:
+        if step is not self._last_step or self.setting is None or not self.setting.open:
             return
-        reading = self._setting.meter.read()
-        self._stats.note_peak(reading)
+        reading = self.setting.meter.read()
+        self._progress.note_peak(reading.peak)
+        real = step.real_peak(reading) if isinstance(step, PlannedStep) else None
+        self.events.later_backward_over(
+            LaterBackward(
+                reading=reading,
+                predicted_peak_bytes=step.predicted_peak if isinstance(step, PlannedStep) else None,
+                real_peak_bytes=real,
+                comparable=isinstance(step, PlannedStep) and step.comparable,
+            )
+        )
         if isinstance(step, ObservedStep):
-            self._scheduler.later_backward_over(step.ride.peak, reading.peak, 0)
-        elif isinstance(step, PlannedStep) and (real := step.real_peak(reading)) is not None:
-            self._stats.later_backward_over(step, real)
-            if step.later_bytes is not None:
-                self._scheduler.later_backward_over(step.predicted_peak, real, step.later_bytes)
+            self.scheduler.later_backward_over(step.ride.peak, reading.peak, 0)
+        elif isinstance(step, PlannedStep) and real is not None and step.later_bytes is not None:
+            self.scheduler.later_backward_over(step.predicted_peak, real, step.later_bytes)
 
-    def _read_observations(self) -> None:
+    def read_observations(self) -> None:
         """Learn from observed steps at once; take their times in when the device can tell."""
         if not self._lessons:
             return
         for lesson in self._lessons.new():
             observation = lesson.observation()
-            knowledge = self._scheduler.knowledge.of(born=lesson.step.ride.gradients_born)
+            knowledge = self.scheduler.knowledge.of(born=lesson.step.ride.gradients_born)
             if lesson.step.ride.given_up:
                 knowledge.note_given_up(lesson.step.ride.given_up)
             if lesson.step.ride.unlike:
@@ -451,34 +500,58 @@ class Engine:
             self._note_kin(lesson.step, observation)
             if observation is not None:
                 self._learn(observation, timed=lesson.step.ride.timed)
-                lesson.knowledge, lesson.regime = knowledge, self._scheduler.regime
+                lesson.knowledge, lesson.regime = knowledge, self.scheduler.regime
         for lesson in self._lessons.late():
             observation = lesson.observation()
             assert observation is not None
             assert lesson.knowledge is not None
             lesson.knowledge.take_times(observation)
-            if self._herald.recorder is not None:
-                self._herald.recorder.timed(observation, lesson.regime)
+            self.events.timed(observation, lesson.regime)
 
     def _note_kin(self, step: ObservedStep, observation: StepObservation | None) -> None:
         ride = step.ride
         if observation is not None and ride.straight and not (ride.kept or ride.fleeting):
-            knowledge = self._scheduler.knowledge.of(born=observation.gradients_born)
+            knowledge = self.scheduler.knowledge.of(born=observation.gradients_born)
             knowledge.note_kin(observation)
 
     def _learn(self, observation: StepObservation, *, timed: bool) -> None:
-        was_ready = self._scheduler.knowledge.ready
-        void = self._scheduler.learn(observation, timed=timed)
-        if self._herald.recorder is not None:
-            self._herald.recorder.learned(observation, anew=void)
+        was_ready = self.scheduler.knowledge.ready
+        void = self.scheduler.learn(observation, timed=timed)
+        self.events.learned(observation, anew=void)
         if void:
             self._herald.changed(f"input {observation.size} takes more or less than it did")
-        elif self._scheduler.knowledge.ready and not was_ready:
-            assert self._setting is not None
-            observed = self._stats.observed_steps
+        elif self.scheduler.knowledge.ready and not was_ready:
+            assert self.setting is not None
+            observed = self._progress.observed_steps
             self._herald.planning_begins(
-                self._setting, len(self._names), observed, self._allocator.left_because
+                self.setting, len(self.block_names), observed, self._allocator.left_because
             )
+
+    def state(self) -> dict[str, Any]:
+        """What was learned, in plain numbers and strings."""
+        self.read_observations()
+        if self.setting is None:
+            return dict(self._loaded) if self._loaded is not None else {"format": FORMAT}
+        return {
+            "format": FORMAT,
+            "identity": self._identity,
+            "chapters": self.scheduler.to_plain(),
+            "blocks": self._block_verdicts(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Know what `state` gave; refused with a warning if it is of something else."""
+        if self.setting is not None:
+            self._take_in(state)
+        elif (reason := difference(state, {})) is None:
+            self._loaded = state
+        else:  # whatever model it is for
+            self._observe_anew(reason)
+
+    @property
+    def has_unread_state(self) -> bool:
+        """Whether loaded state waits for the first step."""
+        return self.setting is None and self._loaded is not None
 
     # What a recovery asks
 
@@ -493,23 +566,23 @@ class Engine:
 
     def be_as_strict_as(self, strictness: int) -> None:
         """From now on, plan so strictly."""
-        self._scheduler.strictness = strictness
+        self.scheduler.strictness = strictness
 
     def give_up_step(self) -> bool:
         """Forget the step that failed; whether it kept anything."""
         step, self._step, self._announced_size = self._last_step, None, None
         self._after_broken_step, self._forward_failed = True, False
-        self._stats.recoveries += 1
+        self.events.memory_ran_out()
         # One that is over is not the one that failed: that never got to its first block.
         planned = step if isinstance(step, PlannedStep) and not step.over else None
-        if self._setting is not None:
-            at = planned.predicted_peak if planned else self._setting.budget_bytes
-            self._setting.failed(at)
+        if self.setting is not None:
+            at = planned.predicted_peak if planned else self.setting.budget_bytes
+            self.setting.failed(at)
         if step is None or step.over:
             return False
         if isinstance(step, ObservedStep):
             step.ride.spoil()
-        self._scheduler.failed(step)
+        self.scheduler.failed(step)
         return step.kept_anything
 
     def tell_of_failure(self, why: str, what_now: str) -> None:
@@ -522,11 +595,11 @@ class Engine:
 
     def does_not_fit(self) -> str:
         """What cannot be helped, in words and numbers."""
-        if self._setting is not None:
-            self._setting.forgive_failures()
+        if self.setting is not None:
+            self.setting.forgive_failures()
         size = self._latest_size or "of unknown size"
-        budget = text_of(self.budget_bytes) if self.budget_bytes else str(self._budget)
-        base = text_of(self._stats.last_base_bytes)
+        budget = text_of(self.budget_bytes) if self.budget_bytes else str(self.budget)
+        base = text_of(self._progress.base_bytes)
         return (
             f"Input {size} does not fit with every block recomputed: the budget is {budget}, of "
             f"which {base} were in use at the step's start. Raise memory_budget, shorten the "
@@ -535,12 +608,12 @@ class Engine:
 
     # Small things
 
-    def _header(self, setting: Setting) -> Header:
-        return Header.of(
-            setting.device,
-            blocks=tuple(self._names),
+    def _run_start(self, setting: Setting) -> RunStart:
+        return RunStart(
+            device=setting.device,
+            blocks=tuple(self.block_names),
             budget_bytes=setting.budget_bytes,
-            planner=self._scheduler.planner,
+            planner=self.scheduler.planner,
             collector=self._collector.__name__.lower(),
             enforce=self._enforce,
             parameter_bytes=setting.parameter_bytes,
@@ -548,12 +621,12 @@ class Engine:
         )
 
     def _take_in(self, state: Mapping[str, Any]) -> None:
-        assert self._setting is not None
+        assert self.setting is not None
         self._loaded = None
         try:
             reason = difference(state, self._identity)
             if reason is None and "identity" in state:  # else nothing had been learned
-                self._scheduler.take_in(state["chapters"], len(self._names))
+                self.scheduler.take_in(state["chapters"], len(self.block_names))
                 self._believe(state.get("blocks", []))
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             reason = f"it is damaged ({error!r})"
@@ -577,12 +650,42 @@ class Engine:
             return self._verdicts
         return [seat.verdict for seat in self._attachment.seats]
 
-    def _size_of(self, args: Any, kwargs: Any, names: Sequence[str] = ()) -> InputSize:
-        if self._measure is not None:
-            return measured_by(self._measure, args, kwargs)
+    def size_of(self, args: Any, kwargs: Any, names: Sequence[str] = ()) -> InputSize:
+        """The size of a batch, by the user's own measure if there is one."""
+        if self.measure is not None:
+            return measured_by(self.measure, args, kwargs)
         return input_size(args, kwargs, names)
 
     def _stop_listening(self) -> None:
         assert self._attachment is not None
         for seat in self._attachment.seats:
             seat.listener = None
+
+
+def _record_of_observed(step: ObservedStep, reserve_bytes: int) -> StepRecord:
+    return StepRecord(
+        size=step.size,
+        plan=None,
+        predicted_peak_bytes=None,
+        real_peak_bytes=step.ride.peak,
+        peak_bytes=step.ride.peak,
+        peak_held_bytes=step.ride.peak_held,
+        reserve_bytes=reserve_bytes,
+    )
+
+
+def _record_of_planned(
+    step: PlannedStep, real_peak: int | None, end: Reading | None, reserve_bytes: int
+) -> StepRecord:
+    return StepRecord(
+        size=step.size,
+        plan=step.plan,
+        predicted_peak_bytes=step.predicted_peak,
+        is_bound=not step.exact,
+        real_peak_bytes=real_peak,
+        peak_bytes=None if end is None else end.peak,
+        peak_held_bytes=None if end is None else end.peak_held,
+        reserve_bytes=reserve_bytes,
+        comparable=step.comparable,
+        corrected=bool(step.corrected),
+    )

@@ -9,9 +9,9 @@ import torch
 from mimose.allocator import ALLOCATOR_SETTINGS
 from mimose.budget import Budget, text_of
 from mimose.errors import warn
+from mimose.events import Events
 from mimose.inputs import InputSize
 from mimose.plan import Plan
-from mimose.recording import Recorder
 from mimose.setting import Setting
 from mimose.timeline import Profile, peak
 
@@ -40,8 +40,8 @@ def _if_little_is_saved(plan: Plan, profile: Profile | None) -> str:
 class Herald:
     """Tells of a run's turns, each in the place where people look for it."""
 
-    def __init__(self) -> None:
-        self.recorder: Recorder | None = None
+    def __init__(self, events: Events) -> None:
+        self._events = events
         self._said_too_little = False
 
     def attached(self, model: str, blocks: str, budget: Budget, device: torch.device) -> None:
@@ -52,7 +52,7 @@ class Herald:
         self, setting: Setting, blocks: int, observed_steps: int, allocator_left: str | None
     ) -> None:
         """Sizes that were never seen can be predicted from now on."""
-        self._record("planning", f"{observed_steps} steps were observed")
+        self._events.noted("planning", f"{observed_steps} steps were observed")
         log.info(
             "mimose plans from now on: %d blocks, %d steps observed, budget %s, reserve %s",
             blocks,
@@ -96,7 +96,7 @@ class Herald:
             f"{text_of(setting.reserve.least)}: raise memory_budget or shorten the batch"
             f"{_if_little_is_saved(plan, profile)}. Training goes on"
         )
-        self._record("budget too small", message)
+        self._events.noted("budget too small", message)
         warn(message)
 
     def _tell_that_none_fits(self, setting: Setting, in_use_bytes: int) -> None:
@@ -106,23 +106,19 @@ class Herald:
             f"{text_of(setting.budget_bytes)}: no plan can help, raise memory_budget. Training "
             "goes on with every block recomputed"
         )
-        self._record("budget too small", message)
+        self._events.noted("budget too small", message)
         warn(message)
 
     def changed(self, what: str) -> None:
         """What was learned does not hold any more: it is observed anew."""
         log.info("mimose: %s", what)
-        self._record("regime", what)
+        self._events.noted("regime", what)
 
     def ran_out(self, size: InputSize | None, why: str, what_now: str) -> None:
         """A step has run out of memory."""
         log.warning("mimose: memory ran out at input %s; %s", size, what_now)
-        self._record("recovery", why)
+        self._events.noted("recovery", why)
 
     def recomputed_instead(self, block: str) -> None:
         """A block that was to be kept ran out of memory, and is recomputed."""
-        self._record("recovery", f"block {block} was to be kept and is recomputed")
-
-    def _record(self, kind: str, text: str) -> None:
-        if self.recorder is not None:
-            self.recorder.event(kind, text)
+        self._events.noted("recovery", f"block {block} was to be kept and is recomputed")

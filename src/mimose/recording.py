@@ -33,10 +33,10 @@ from typing import Any, BinaryIO, Literal
 import torch
 
 from mimose.errors import ArgumentError, warn
-from mimose.inputs import InputSize, Layout
+from mimose.events import RunStart, StepRecord, StepStart, Subscriber
+from mimose.inputs import Layout
 from mimose.knowledge import Knowledge
 from mimose.observations import StepObservation
-from mimose.plan import Plan
 
 log = logging.getLogger("mimose")
 
@@ -64,18 +64,26 @@ class Header:
     gradient_bytes: int
 
     @classmethod
-    def of(cls, device: torch.device, *, planner: object, **settled: Any) -> Header:
-        """The header of a run that begins now on this device."""
-        kind = type(getattr(planner, "inner", planner))  # of somebody's own: that one's name
+    def of(cls, run: RunStart) -> Header:
+        """The header of a run that begins now."""
+        kind = type(
+            getattr(run.planner, "inner", run.planner)
+        )  # of somebody's own: that one's name
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__)
+        on_gpu = run.device.type == "cuda"
         return cls(
             mimose_version=importlib.import_module("mimose").__version__,
             torch_version=torch.__version__,
-            device=str(device),
-            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+            device=str(run.device),
+            device_name=torch.cuda.get_device_name(run.device) if on_gpu else "CPU",
             began=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            blocks=run.blocks,
+            budget_bytes=run.budget_bytes,
             planner=words.lower(),
-            **settled,
+            collector=run.collector,
+            enforce=run.enforce,
+            parameter_bytes=run.parameter_bytes,
+            gradient_bytes=run.gradient_bytes,
         )
 
     @property
@@ -84,7 +92,7 @@ class Header:
         return json.dumps({"recording": numbers}, separators=(",", ":"))
 
 
-class Recorder:
+class Recorder(Subscriber):
     """Writes a run's lines; cheap enough for every step, and never in the way of training."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -102,56 +110,41 @@ class Recorder:
         self._layouts: dict[Layout, str] = {}
         self._regimes: dict[Hashable, int] = {}
 
-    def begins(self, header: Header) -> None:
-        """The first training step is about to come."""
-        self._sink.put(header.line)
+    def run_starts(self, run: RunStart) -> None:
+        self._sink.put(Header.of(run).line)
 
-    def step_begins(self) -> None:
-        """A step is being opened: what happens from here on, its planning too, is part of it."""
+    def step_opens(self) -> None:
         self._step += 1
 
-    def step_opens(self, base_bytes: int, planning_seconds: float) -> None:
-        """The first block of a step is about to run."""
+    def step_starts(self, step: StepStart) -> None:
         self._opened_at = time.perf_counter()
-        self._base = base_bytes
-        self._planning_us = planning_seconds * 1e6
+        self._base = step.reading.in_use
+        self._planning_us = step.planning_seconds * 1e6
 
-    def step_over(
-        self,
-        size: InputSize,
-        plan: Plan | None,
-        peak_bytes: int | None,
-        held_bytes: int | None,
-        reserve_bytes: int,
-        *,
-        bound: bool = False,
-    ) -> None:
-        """The backward of a step is over; a step without a plan was observed.
-
-        `bound` is whether the plan's peak is an upper bound, not a prediction of this size.
-        """
-        now = time.perf_counter()
+    def step_over(self, record: StepRecord) -> None:
+        now, size, plan = time.perf_counter(), record.size, record.plan
         layout = self._layouts.get(size.layout)
         if layout is None:
             layout = self._new_layout(size.layout)
-        planned = ""
+        planned, held = "", None
         if plan is not None:
+            held = record.peak_held_bytes
             planned = (
-                f'"plan":"{plan}","{"at_most" if bound else "predicted"}":'
+                f'"plan":"{plan}","{"at_most" if record.is_bound else "predicted"}":'
                 f"{self._base + plan.peak_bytes},"
                 f'"again_ms":{plan.recompute_seconds * 1e3:.4g},'
             )
-        if reserve_bytes != self._reserve:
-            self._reserve = reserve_bytes
-            planned += f'"reserve":{reserve_bytes},'
+        if record.reserve_bytes != self._reserve:
+            self._reserve = record.reserve_bytes
+            planned += f'"reserve":{record.reserve_bytes},'
         self._sink.put(
             f'{{"step":{self._step},"at":{self._opened_at - self._began:.4f},'
             f'"size":[{",".join(map(str, size.dims))}],{layout}{planned}"base":{self._base},'
-            f'"peak":{_number(peak_bytes)},"held":{_number(held_bytes)},'
+            f'"peak":{_number(record.real_peak_bytes)},"held":{_number(held)},'
             f'"ms":{(now - self._opened_at) * 1e3:.2f},"planning_us":{self._planning_us:.0f}}}'
         )
 
-    def learned(self, observation: StepObservation, *, anew: bool = False) -> None:
+    def learned(self, observation: StepObservation, *, anew: bool) -> None:
         """The session knows more than before, or nothing but this; it can be rebuilt from that."""
         self._learned(observation.to_plain(), anew)
 
@@ -159,7 +152,7 @@ class Recorder:
         """The times of what was learned before, in this regime, are known now."""
         self._put({"timed": observation.to_plain(), "in": self._regimes.get(regime, 0)})
 
-    def enters(self, regime: Hashable, knowledge: Knowledge) -> None:
+    def regime_entered(self, regime: Hashable, knowledge: Knowledge) -> None:
         """From here on steps run in this regime, of which so much is known already."""
         index = self._regimes.get(regime)
         if index is not None:  # a GAN's steps go back and forth between two
@@ -173,7 +166,7 @@ class Recorder:
     def _learned(self, plain: dict[str, Any], anew: bool) -> None:
         self._put({"observation": plain, "anew": anew})
 
-    def event(self, kind: str, text: str) -> None:
+    def noted(self, kind: str, text: str) -> None:
         """Something that people should know has happened."""
         at = round(time.perf_counter() - self._began, 4)
         self._put({"event": kind, "at": at, "step": self._step, "text": text})
@@ -182,7 +175,7 @@ class Recorder:
         """Write what was put so far."""
         self._sink.flush()
 
-    def close(self) -> None:
+    def run_ends(self) -> None:
         """Write the rest. Also done when the recorder is gone or Python ends."""
         self._close()
 

@@ -9,21 +9,20 @@ from itertools import groupby
 from typing import Any
 
 from mimose.budget import text_of
+from mimose.events import LaterBackward, StepRecord, StepStart, Subscriber
 from mimose.inputs import InputSize
 from mimose.knowledge import Knowledge
-from mimose.memory import Reading
 from mimose.notebook import explanation_html, stats_html
 from mimose.pace import Pace
 from mimose.plan import Plan
 from mimose.plan_cache import PlanCache
 from mimose.planners import KeepAll, Planner, RecomputeAll
 from mimose.setting import Setting
-from mimose.steps import ObservedStep, PlannedStep, Step
 from mimose.timeline import Profile, RunCost
 
 
 @dataclass(slots=True)
-class Stats:
+class Stats(Subscriber):
     """What has happened so far. Bytes, seconds and counts; printed, it reads well."""
 
     steps: int = 0
@@ -91,8 +90,8 @@ class Stats:
             return 0.0
         return min(1.0, self.recompute_seconds / self.planned_seconds)
 
-    def step_opened(self, step: Step, reading: Reading, planning_seconds: float) -> None:
-        now = time.perf_counter()
+    def step_starts(self, step: StepStart) -> None:
+        now, reading = time.perf_counter(), step.reading
         self._began = now if self._began is None else self._began
         if self._over is not None:
             took = self._pace.seconds(self._over - self._opened, now - self._opened)
@@ -102,47 +101,49 @@ class Stats:
         if not self.steps:  # what was before is not of this run
             reading = reading._replace(peak=reading.in_use, peak_held=reading.held)
         self.steps += 1
-        self.planning_seconds += planning_seconds
+        self.planning_seconds += step.planning_seconds
         self.last_size = step.size
         self.last_base_bytes = reading.in_use
-        self.note_peak(reading)
+        self._note_peaks(reading.peak, reading.peak_held)
 
-    def observed_step_over(self, step: ObservedStep) -> None:
-        self.observed_steps += 1
-        self._over, self._was_planned = time.perf_counter(), False
-        self.last_plan = self.last_predicted_peak_bytes = None
-        self.last_real_peak_bytes = step.ride.peak
-        self.peak_bytes = max(self.peak_bytes, step.ride.peak)
-        self.peak_held_bytes = max(self.peak_held_bytes, step.ride.peak_held)
+    def step_over(self, record: StepRecord) -> None:
+        self._over, self._was_planned = time.perf_counter(), record.plan is not None
+        self._note_peaks(record.peak_bytes or 0, record.peak_held_bytes or 0)
+        self.last_plan = record.plan
+        self.last_predicted_peak_bytes = None if record.is_bound else record.predicted_peak_bytes
+        self.last_real_peak_bytes = record.real_peak_bytes
+        if record.plan is None:
+            self.observed_steps += 1
+        else:
+            self._planned_step_over(record, record.plan)
 
-    def planned_step_over(
-        self, step: PlannedStep, end: Reading | None, real_peak: int | None
-    ) -> None:
+    def _planned_step_over(self, record: StepRecord, plan: Plan) -> None:
         self.planned_steps += 1
-        self._over, self._was_planned = time.perf_counter(), True
-        self.corrections += step.corrected
-        if end is not None:
-            self.note_peak(end)
-        self.last_plan = step.plan
-        self.last_predicted_peak_bytes = step.predicted_peak if step.exact else None
-        self.last_real_peak_bytes = real_peak
-        if real_peak is not None and step.comparable:
-            shortfall = (real_peak - step.predicted_peak) / real_peak
-            self.worst_shortfall = max(self.worst_shortfall, shortfall)
-        self.runs_recomputed += sum(step.plan.recompute)
-        self.runs_kept += step.plan.kept
-        self.recompute_seconds += step.plan.recompute_seconds
+        self.corrections += record.corrected
+        real, predicted = record.real_peak_bytes, record.predicted_peak_bytes
+        if real is not None and predicted is not None and record.comparable:
+            self._note_shortfall(real, predicted)
+        self.runs_recomputed += sum(plan.recompute)
+        self.runs_kept += plan.kept
+        self.recompute_seconds += plan.recompute_seconds
 
-    def later_backward_over(self, step: PlannedStep, real_peak: int) -> None:
-        """One more backward through a step's graph is done; the step's peak by now."""
-        self.last_real_peak_bytes = real_peak
-        if step.comparable:
-            shortfall = (real_peak - step.predicted_peak) / real_peak
-            self.worst_shortfall = max(self.worst_shortfall, shortfall)
+    def later_backward_over(self, later: LaterBackward) -> None:
+        self._note_peaks(later.reading.peak, later.reading.peak_held)
+        if later.real_peak_bytes is None or later.predicted_peak_bytes is None:
+            return
+        self.last_real_peak_bytes = later.real_peak_bytes
+        if later.comparable:
+            self._note_shortfall(later.real_peak_bytes, later.predicted_peak_bytes)
 
-    def note_peak(self, reading: Reading) -> None:
-        self.peak_bytes = max(self.peak_bytes, reading.peak)
-        self.peak_held_bytes = max(self.peak_held_bytes, reading.peak_held)
+    def memory_ran_out(self) -> None:
+        self.recoveries += 1
+
+    def _note_shortfall(self, real: int, predicted: int) -> None:
+        self.worst_shortfall = max(self.worst_shortfall, (real - predicted) / real)
+
+    def _note_peaks(self, peak_bytes: int, peak_held_bytes: int) -> None:
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
+        self.peak_held_bytes = max(self.peak_held_bytes, peak_held_bytes)
 
     def filled_in(
         self,

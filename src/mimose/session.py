@@ -22,19 +22,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, final
 
-import torch
 from torch import nn
 
 from mimose.allocator import refuse_choice
-from mimose.attach import Attachment
-from mimose.block_names import described
 from mimose.blocks import Block, Selector, find_blocks
-from mimose.budget import parse_budget, text_of
-from mimose.bypass import Tripwire, refuse_compiled, refuse_lazy
+from mimose.budget import parse_budget
+from mimose.bypass import refuse_compiled, refuse_lazy
 from mimose.collector import Ride
 from mimose.engine import Engine
 from mimose.errors import ArgumentError, ConflictError
-from mimose.identity import FORMAT, difference
 from mimose.inputs import (
     InputSize,
     Layout,
@@ -44,7 +40,6 @@ from mimose.inputs import (
 )
 from mimose.notebook import handle_html
 from mimose.planners import Guarded, Planner, planner_named
-from mimose.ranks import Agreement
 from mimose.recording import Recorder, refuse_unwritable
 from mimose.recovery import recover
 from mimose.report import Explanation, Floor, Stats, explain_plan
@@ -120,7 +115,7 @@ def auto_checkpoint(
 
 
 @final
-class Mimose(Engine):
+class Mimose:
     """mimose attached to a model; made by `auto_checkpoint`."""
 
     def __init__(
@@ -147,7 +142,7 @@ class Mimose(Engine):
         _refuse_options(collector, enforce, allocator, input_size)
         scheduler = Scheduler(_chosen(planner))
         found = [] if off else find_blocks(model, blocks=blocks, exclude=exclude)
-        super().__init__(
+        self._engine = Engine(
             model,
             found,
             budget,
@@ -158,6 +153,9 @@ class Mimose(Engine):
             measure=input_size,
         )
         self._retrying = False
+        self._recorder: Recorder | None = None
+        self._stats = Stats()
+        self._engine.events.subscribe(self._stats)
         if off:
             log.info("MIMOSE_DISABLE is set: the model is left as it is")
             return
@@ -176,33 +174,29 @@ class Mimose(Engine):
                 "mimose was attached to these blocks already: the new call replaces the former"
             )
             other.detach()
+            _attached.discard(other)
         if record is not None:
-            self._herald.recorder = Recorder(record)  # only now: it may be the former's file
-        self._attachment = Attachment(model, found, self)
-        self._agreement = Agreement(self._attachment.seats)
-        self._tripwire = Tripwire(model, found)
-        self._root.take()
-        _attached.add(self)
-        device = _first_device(model)
-        self._herald.attached(type(model).__name__, described(found), budget, device)
-        self._set_allocator_up(device)
-
-    def detach(self) -> None:
-        super().detach()
-        _attached.discard(self)
-
-    @property
-    def _blocks(self) -> list[nn.Module]:
-        """The modules under this handle that are still alive."""
-        seats = [] if self._attachment is None else self._attachment.seats
-        return [module for seat in seats if (module := seat.module_if_alive) is not None]
+            self._recorder = Recorder(record)  # only now: it may be the former's file
+            self._engine.events.subscribe(self._recorder)
+        self._engine.attach(found)
+        _attached.add(self._engine)
 
     # What people call
 
     @property
     def attached(self) -> bool:
         """Whether the model's blocks are under this handle."""
-        return self._attachment is not None
+        return self._engine.attached
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget in bytes; None before the first training step has settled a relative one."""
+        return self._engine.budget_bytes
+
+    def detach(self) -> None:
+        """Leave the model as it was before. What was learned stays readable."""
+        self._engine.detach()
+        _attached.discard(self._engine)
 
     def __enter__(self) -> Mimose:
         return self
@@ -211,9 +205,7 @@ class Mimose(Engine):
         self.detach()
 
     def __repr__(self) -> str:
-        state = "attached" if self.attached else "detached"
-        budget = text_of(self.budget_bytes) if self.budget_bytes else str(self._budget)
-        return f"<mimose on {len(self._names)} blocks, {budget}, {state}>"
+        return repr(self._engine)
 
     def _repr_html_(self) -> str:
         return handle_html(repr(self)[1:-1], self.stats())
@@ -224,17 +216,16 @@ class Mimose(Engine):
 
         Where that file had another run in it already, the next free number is in its name.
         """
-        recorder = self._herald.recorder
-        return None if recorder is None else recorder.path
+        return None if self._recorder is None else self._recorder.path
 
     def stats(self) -> Stats:
         """What has happened so far, as values that also read well when printed."""
-        self._read_observations()
+        self._engine.read_observations()
         return self._stats.filled_in(
-            cache=self._scheduler.cache,
-            knowledge=self._scheduler.knowledge,
+            cache=self._engine.scheduler.cache,
+            knowledge=self._engine.scheduler.knowledge,
             budget_bytes=self.budget_bytes,
-            reserve_bytes=self._setting.reserve.bytes if self._setting else None,
+            reserve_bytes=self._engine.setting.reserve.bytes if self._engine.setting else None,
         )
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
@@ -246,17 +237,17 @@ class Mimose(Engine):
             raise ArgumentError(
                 "explain takes a batch, as the model's forward does: explain(**batch)"
             )
-        self._read_observations()
-        size = self._size_of(args, kwargs, self._argument_names)
-        known = self._scheduler.knowledge.layouts
-        if size.layout not in known and self._measure is None:
-            refuse_other_arguments(self._root.module.forward, args, kwargs)
+        self._engine.read_observations()
+        size = self._engine.size_of(args, kwargs, self._engine.argument_names)
+        known = self._engine.scheduler.knowledge.layouts
+        if size.layout not in known and self._engine.measure is None:
+            refuse_other_arguments(self._engine.model.forward, args, kwargs)
         explanation = explain_plan(
-            size=self._scheduler.knowledge.whole(size),
-            blocks=self._names,
-            knowledge=self._scheduler.knowledge,
-            planner=self._scheduler.planner,
-            setting=self._setting,
+            size=self._engine.scheduler.knowledge.whole(size),
+            blocks=self._engine.block_names,
+            knowledge=self._engine.scheduler.knowledge,
+            planner=self._engine.scheduler.planner,
+            setting=self._engine.setting,
             base_bytes=self._stats.last_base_bytes,
             floor=self._floor(),
         )
@@ -269,7 +260,7 @@ class Mimose(Engine):
         if not self.attached:
             would = "; attached, it would do this" if known else ""
             return f"mimose is not attached, so the model trains as it is{would}"
-        if self._setting is None and self._loaded is not None:
+        if self._engine.has_unread_state:
             return "what an earlier run has learned is taken in with the first step"
         return ""
 
@@ -286,26 +277,17 @@ class Mimose(Engine):
         >>> handle.retry(step, torch.ones(2, 4))
         >>> handle.detach()
         """
-        if self._attachment is None or self._retrying:  # inside another: that one tries again
+        if not self._engine.attached or self._retrying:  # inside another: that one tries again
             return function(*args, **kwargs)
         self._retrying = True
         try:
-            return recover(self, function, args, kwargs)
+            return recover(self._engine, function, args, kwargs)
         finally:
             self._retrying = False
 
     def state_dict(self) -> dict[str, Any]:
         """What was learned: plain numbers and strings, for `load_state_dict` in a later run."""
-        self._read_observations()
-        setting = self._setting
-        if setting is None:
-            return dict(self._loaded) if self._loaded is not None else {"format": FORMAT}
-        return {
-            "format": FORMAT,
-            "identity": self._identity,
-            "chapters": self._scheduler.to_plain(),
-            "blocks": self._block_verdicts(),
-        }
+        return self._engine.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Know what `state_dict` gave: planning begins with the first step.
@@ -313,26 +295,15 @@ class Mimose(Engine):
         What was learned of another model, device, precision or torch is refused with a warning,
         and training observes anew.
         """
-        known = state if isinstance(state, Mapping) else {}
-        if self._setting is not None:
-            self._take_in(known)
-        elif (reason := difference(known, {})) is None:
-            self._loaded = known
-        else:  # whatever model it is for
-            self._observe_anew(reason)
+        self._engine.load_state(state if isinstance(state, Mapping) else {})
 
     def _floor(self) -> Floor:
-        if self._setting is not None:
-            setting = self._setting
+        if self._engine.setting is not None:
+            setting = self._engine.setting
             return Floor(setting.budget_bytes, setting.parameter_bytes, setting.gradient_bytes)
-        parameters = list(self._root.module.parameters())
+        parameters = list(self._engine.model.parameters())
         trained = bytes_of(p for p in parameters if p.requires_grad)
         return Floor(self.budget_bytes, bytes_of(parameters), trained)
-
-
-def _first_device(model: nn.Module) -> torch.device:
-    parameter = next(model.parameters(), None)
-    return torch.device("cpu") if parameter is None else parameter.device
 
 
 def _other_arguments(size: InputSize, trained: Layout) -> str:
@@ -343,17 +314,17 @@ def _other_arguments(size: InputSize, trained: Layout) -> str:
     )
 
 
-_attached: weakref.WeakSet[Mimose] = weakref.WeakSet()
-"""Handles whose blocks are taken. Looking at the model would not do: the blocks of a part may lie
+_attached: weakref.WeakSet[Engine] = weakref.WeakSet()
+"""Those whose blocks are taken. Looking at the model would not do: the blocks of a part may lie
 inside of one that the whole model's handle has taken."""
 
 
-def _others_on(found: list[Block], former: RootSeat | None) -> list[Mimose]:
-    """Other handles on the very same blocks, to be replaced; one that shares some is refused."""
+def _others_on(found: list[Block], former: RootSeat | None) -> list[Engine]:
+    """Others on the very same blocks, to be replaced; one that shares some is refused."""
     own, same = {id(block.module) for block in found}, []
     inside = {id(part): block.name for block in found for part in block.module.modules()}
     for other in [one for one in _attached if former is None or one is not former.owner]:
-        theirs = other._blocks
+        theirs = other.blocks
         taken = {id(block) for block in theirs}
         if taken == own:
             same.append(other)
@@ -366,7 +337,7 @@ def _others_on(found: list[Block], former: RootSeat | None) -> list[Mimose]:
     return same
 
 
-def _refuse_shared(shared: list[str], found: int, other: Mimose) -> NoReturn:
+def _refuse_shared(shared: list[str], found: int, other: Engine) -> NoReturn:
     shown = ", ".join(shared[:3]) + (", …" if len(shared) > 3 else "")
     raise ConflictError(
         f"{len(shared)} of the {found} blocks found here ({shown}) are under another handle "

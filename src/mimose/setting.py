@@ -213,6 +213,12 @@ def device_of(model: nn.Module) -> torch.device:
     return devices.pop()
 
 
+def first_device(model: nn.Module) -> torch.device:
+    """Where the first parameter is: good enough before anything is settled."""
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
 def _settled(budget: Budget, meter: Meter, reading: Reading, device: torch.device) -> int:
     number = budget.in_bytes(
         device_bytes=meter.device_bytes, free_bytes=meter.free_bytes(), own_bytes=reading.held

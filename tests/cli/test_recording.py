@@ -45,7 +45,7 @@ def test_knowledge_rebuilt_from_a_recording_predicts_as_the_session_did(
     rebuilt = recording.knowledge()
     assert rebuilt.ready
     for step in recording.steps:
-        assert rebuilt.predict(step.size) == handle._scheduler.knowledge.predict(step.size)
+        assert rebuilt.predict(step.size) == handle._engine.scheduler.knowledge.predict(step.size)
 
 
 def test_a_recording_tells_when_planning_began(recorded: tuple[Path, mimose.Mimose]) -> None:
@@ -109,9 +109,9 @@ def test_a_full_disk_ends_the_recording_but_not_the_training() -> None:
     model, batches, budget = task("encoder")
     with mimose.auto_checkpoint(model, budget, record="/dev/full") as handle:
         train(model, batches[:3])
-        assert handle._herald.recorder is not None
+        assert handle._recorder is not None
         with pytest.warns(mimose.MimoseWarning, match="No space left on device. Training goes on"):
-            handle._herald.recorder.flush()
+            handle._recorder.flush()
         train(model, batches[3:6])
     assert handle.stats().steps == 6
 
@@ -228,13 +228,13 @@ def test_each_process_of_a_group_has_its_own_file(
 
 def test_a_forked_worker_writes_nothing(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "run.jsonl")
-    recorder.event("one", "by the parent")
+    recorder.noted("one", "by the parent")
     child = os.fork()
     if child == 0:
-        recorder.close()
+        recorder.run_ends()
         os._exit(0)
     os.waitpid(child, 0)
-    recorder.close()
+    recorder.run_ends()
     assert (tmp_path / "run.jsonl").read_text().count("\n") == 1
 
 
@@ -262,4 +262,4 @@ def test_knowledge_is_of_the_regime_that_the_run_ended_in(tmp_path: Path) -> Non
     assert "regime" in [event.kind for event in recording.events]
     rebuilt = recording.knowledge()
     for step in recording.steps[-5:]:
-        assert rebuilt.predict(step.size) == handle._scheduler.knowledge.predict(step.size)
+        assert rebuilt.predict(step.size) == handle._engine.scheduler.knowledge.predict(step.size)

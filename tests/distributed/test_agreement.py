@@ -100,7 +100,7 @@ def train(
     with throwing_dice(ours, rank) as handle:
         batches = batches_of(0 if spread is tensor_parallel else rank)
         record = train_side_by_side(plain, ours, handle, batches, loss_of=in_fp32)
-        return record, handle._agreement.needed
+        return record, handle._engine._agreement.needed
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -164,8 +164,8 @@ def attach_to_other_blocks(rank: int) -> str:
     model = with_shared_norm()
     blocks = ["encoder.layers.0", "encoder.layers.1", "encoder.layers.2"][: 3 - rank]
     with mimose.auto_checkpoint(model, "4GiB", blocks=blocks, planner="recompute_all") as handle:
-        agreement = handle._agreement
-        for seat in handle._attachment.seats:
+        agreement = handle._engine._agreement
+        for seat in handle._engine._attachment.seats:
             seat.trusted, seat.speaks_to = True, frozenset({0, 1})
         try:
             agreement.agree({(0, 0): True})
@@ -226,4 +226,4 @@ def test_a_process_alone_agrees_with_nobody() -> None:
     model, batch = models.encoder()
     with mimose.auto_checkpoint(model, "1GiB") as handle:
         models.loss_of(model, batch).backward()
-        assert handle._agreement.needed is None
+        assert handle._engine._agreement.needed is None

@@ -49,8 +49,8 @@ def train(rank: int, stage: int) -> tuple[Record, str | None]:
             for mine, its in zip(ours.parameters(), plain.parameters(), strict=True):
                 same(_held(mine), _held(its))
             record.plans.append(plan_of_last_step(handle))
-            handle._scheduler.cache.clear()
-        return record, handle._agreement.needed
+            handle._engine.scheduler.cache.clear()
+        return record, handle._engine._agreement.needed
 
 
 def _held(parameter: Any) -> torch.Tensor:

@@ -65,7 +65,7 @@ def train(
             accumulating=accumulating,
             updates_after=last,
         )
-        return record, handle._agreement.needed
+        return record, handle._engine._agreement.needed
 
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -137,7 +137,7 @@ def count(rank: int) -> tuple[int, int, int, int]:
     sharded(model)
     with mimose.auto_checkpoint(model, "1GiB") as handle:
         models.loss_of(model, batches_of(rank, 1)[0]).backward()
-        setting: Setting = handle._setting
+        setting: Setting = handle._engine.setting
         held = sum(p.to_local().nbytes for p in model.parameters())
         return whole, held, setting.parameter_bytes, setting.gradient_bytes
 

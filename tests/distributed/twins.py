@@ -80,7 +80,7 @@ def train_side_by_side(
         if updates_after(i):
             assert_same_gradients(ours, plain)
         record.plans.append(plan_of_last_step(handle))
-        handle._scheduler.cache.clear()  # new dice for each step
+        handle._engine.scheduler.cache.clear()  # new dice for each step
         if updates_after(i):
             for optimizer in optimizers:
                 optimizer.step()
@@ -89,5 +89,5 @@ def train_side_by_side(
 
 
 def plan_of_last_step(handle: mimose.Mimose) -> Choices | None:
-    step = handle._last_step
+    step = handle._engine._last_step
     return step.plan.recompute if hasattr(step, "plan") else None

@@ -190,7 +190,7 @@ class Broken(Loop):
     def _prepare(self) -> None:
         self.handle.restart().settle()  # room for copies of buffers is taken once, and kept
         if self.trial.lie != 1.0:
-            self.handle._collector = liar(self.trial.lie)
+            self.handle._engine._collector = liar(self.trial.lie)
         if self.trial.foreign:
             other = {**_STATE_OF_ANOTHER, "format": 1}
             self.handle.load_state_dict(other)
@@ -202,7 +202,7 @@ class Broken(Loop):
         for attempt in range(4):
             before = Remembered(self.model)
             if attempt == 2:  # the limit is too low for this batch, as an error has said
-                self.handle._setting.meter.limit(None)  # type: ignore[union-attr]
+                self.handle._engine.setting.meter.limit(None)  # type: ignore[union-attr]
             try:
                 loss = self._attempt(batch, retry=self.trial.retry or attempt > 0)
                 self.outcome.faults += self._fuse.blown

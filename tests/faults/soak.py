@@ -81,7 +81,7 @@ def steps(count: int) -> None:
                 if (i + 1) % (count // _CHECKS) == 0:
                     gc.collect()
                     sizes.append(_resident_bytes())
-                    entries, written = len(handle._scheduler.cache), log.stat().st_size
+                    entries, written = len(handle._engine.scheduler.cache), log.stat().st_size
                     print(
                         f"{i + 1} steps: {sizes[-1] >> 20} MiB resident, {entries} plans cached, "
                         f"{written >> 10} KiB of log",

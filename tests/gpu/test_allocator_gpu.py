@@ -64,7 +64,7 @@ def test_attaching_sets_it_up_and_detaching_puts_every_key_back() -> None:
         model.zero_grad()
         torch.manual_seed(1)
         model(tokens).pow(2).mean().backward()
-        assert isinstance(handle._setting.reserve, PageReserve)
+        assert isinstance(handle._engine.setting.reserve, PageReserve)
         handle.detach()
         assert keys() == before
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
@@ -96,7 +96,7 @@ def test_leave_leaves_it_alone_with_a_reserve_for_fragments() -> None:
     with mimose.auto_checkpoint(model, "4GiB", allocator="leave") as handle:
         model(tokens).pow(2).mean().backward()
         assert not keys()["expandable_segments"]
-        assert isinstance(handle._setting.reserve, FragmentReserve)
+        assert isinstance(handle._engine.setting.reserve, FragmentReserve)
 
 
 @pytest.mark.usefixtures("_cleared")
@@ -132,7 +132,7 @@ for step in range(16):
     tokens = torch.randint(0, 50, (8, 32 + 7 * step), device="cuda")
     model(tokens).pow(2).mean().backward()
     model.zero_grad()
-print(type(handle._setting.reserve).__name__, handle.stats().planned_steps > 4)
+print(type(handle._engine.setting.reserve).__name__, handle.stats().planned_steps > 4)
 handle.detach()
 """
 

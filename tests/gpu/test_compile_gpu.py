@@ -91,7 +91,7 @@ def _train_with_dice(model: nn.Module) -> set[str]:
 
         def note() -> None:
             plans.add(str(handle.stats().last_plan))
-            handle._scheduler.cache.clear()
+            handle._engine.scheduler.cache.clear()
 
         trained(model, 20, note)
     return plans

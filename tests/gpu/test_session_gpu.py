@@ -71,7 +71,7 @@ def test_planned_step_does_not_synchronise() -> None:
     try:
         for tokens in [torch.zeros(8, 77, dtype=torch.long, device="cuda"), *batches]:
             model(tokens).pow(2).mean().backward()
-            assert isinstance(handle._step, PlannedStep)
+            assert isinstance(handle._engine._step, PlannedStep)
             model.zero_grad()
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -138,12 +138,12 @@ def test_what_is_lost_between_tensors_is_told() -> None:
 def test_the_reserve_learns_from_what_forwards_lose() -> None:
     _, handle = trained(12, memory_budget="80%")
     assert handle is not None
-    reserve = handle._setting.reserve
+    reserve = handle._engine.setting.reserve
     assert reserve.bytes == pytest.approx(0.08 * handle.budget_bytes)
     reserve.near_limit = lambda _: True
-    lost = handle._setting.meter.lost_bytes()
+    lost = handle._engine.setting.meter.lost_bytes()
     assert lost is not None
     for _ in range(8):
-        handle._setting.forward_over(1)
+        handle._engine.setting.forward_over(1)
     assert list(reserve._lost) == [lost] * 8
     assert reserve.least <= reserve.bytes < 0.08 * handle.budget_bytes

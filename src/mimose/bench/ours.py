@@ -50,7 +50,7 @@ class _Mimose(Contestant):
 
     def _begin(self, trainee: Trainee) -> None:
         self.handle = handle = self._attached(trainee)
-        scheduler = handle._scheduler
+        scheduler = handle._engine.scheduler
         vars(scheduler)["learn"] = self.fitting.around(scheduler.learn)
         vars(scheduler)["predict"] = self.predicting.around(scheduler.predict)
         vars(scheduler.planner)["plan"] = self.planning.around(scheduler.planner.plan)
@@ -75,19 +75,21 @@ class _Mimose(Contestant):
         if observed:  # what is counted as the estimator's or the planner's is not the collector's
             self._counted_in_observed += elsewhere - self._counted
         self._counted = elsewhere
-        sizes = len(self.handle._scheduler.cache) + self.handle._scheduler.cache.misses
+        sizes = (
+            len(self.handle._engine.scheduler.cache) + self.handle._engine.scheduler.cache.misses
+        )
         if planned and sizes == self._sizes:  # one that was planned for before
             self._repeats += 1
             self._repeating += stats.planning_seconds - self._decided
         self._decided, self._sizes = stats.planning_seconds, sizes
         if observed:
-            step = self.handle._last_step
+            step = self.handle._engine._last_step
             ride: Ride | None = step.ride if isinstance(step, ObservedStep) else None
             runs = len(self.match.survey.observations[0].pattern)
             kept, peak = (ride.kept, ride.peak) if ride else (0, 0)
             return StepNote(recomputed=runs - kept, observed=True, peak_bytes=peak)
         if planned:
-            step = self.handle._last_step
+            step = self.handle._engine._last_step
             exact = isinstance(step, PlannedStep) and step.exact  # else a larger size's prediction
             return StepNote(
                 recomputed=recomputed,

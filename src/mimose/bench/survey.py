@@ -162,7 +162,7 @@ def _observed(arena: Arena, trainee: Trainee) -> tuple[list[StepObservation], in
         before = meter.read().in_use
         trainee.forward(batch).backward()
         del batch
-        step = handle._last_step
+        step = handle._engine._last_step
         assert isinstance(step, ObservedStep)
         prelude = handle._stats.last_base_bytes - before
         trainee.optimizer.step()
