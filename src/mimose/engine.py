@@ -19,6 +19,7 @@ from torch import nn
 
 from mimose.allocator import AllocatorLease
 from mimose.attach import Attachment, BlockSeat
+from mimose.batch_size import SizeFunction, argument_names, input_size, measured_by
 from mimose.block_names import described
 from mimose.blocks import Block
 from mimose.budget import Budget, text_of
@@ -31,14 +32,7 @@ from mimose.errors import warn
 from mimose.events import Events, LaterBackward, RunStart, StepRecord, StepStart
 from mimose.herald import Herald
 from mimose.identity import FORMAT, difference, identity_of
-from mimose.inputs import (
-    MOST_PASSES,
-    InputSize,
-    SizeFunction,
-    argument_names,
-    input_size,
-    measured_by,
-)
+from mimose.inputs import MOST_PASSES, InputSize
 from mimose.lessons import Lessons
 from mimose.memory import Reading
 from mimose.observations import StepObservation

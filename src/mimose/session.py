@@ -25,19 +25,14 @@ from typing import Any, NoReturn, TypeVar, final
 from torch import nn
 
 from mimose.allocator import refuse_choice
+from mimose.batch_size import SizeFunction, refuse_other_arguments
 from mimose.blocks import Block, Selector, find_blocks
 from mimose.budget import parse_budget
 from mimose.bypass import refuse_compiled, refuse_lazy
 from mimose.collector import Ride
 from mimose.engine import Engine
 from mimose.errors import ArgumentError, ConflictError
-from mimose.inputs import (
-    InputSize,
-    Layout,
-    SizeFunction,
-    arguments_in_words,
-    refuse_other_arguments,
-)
+from mimose.inputs import InputSize, Layout, arguments_in_words
 from mimose.notebook import handle_html
 from mimose.planners import Guarded, Planner, planner_named
 from mimose.recording import Recorder, refuse_unwritable

@@ -21,9 +21,9 @@ from typing import Any, final
 
 from torch import nn
 
+from mimose.batch_size import SizeFunction
 from mimose.blocks import Selector, find_blocks
 from mimose.errors import ArgumentError, ConflictError
-from mimose.inputs import SizeFunction
 from mimose.integrations import missing
 from mimose.integrations.companion import Companion
 from mimose.planners import Planner

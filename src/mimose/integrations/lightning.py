@@ -13,8 +13,8 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, final
 
+from mimose.batch_size import SizeFunction
 from mimose.blocks import Selector
-from mimose.inputs import SizeFunction
 from mimose.integrations import missing
 from mimose.integrations.companion import Companion
 from mimose.planners import Planner
