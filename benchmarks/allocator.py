@@ -29,8 +29,8 @@ from torch import nn
 
 import mimose
 from common import circumstances, parser_of, save
-from mimose.allocator import VARIABLES
 from mimose.bench.workloads import PAPER_TASKS
+from mimose.memory import VARIABLES
 from tasks import TASKS
 
 LEFT_ALONE = ("Swin", "wav2vec2", "Qwen2-bf16", "ViT-autocast", "BART", "QA-Bert")

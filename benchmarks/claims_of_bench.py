@@ -11,8 +11,8 @@ from mimose.bench.analysis import Overhead, Sheet, time_ratio
 from mimose.bench.harness import Run
 from mimose.bench.records import read
 from mimose.bench.survey import Survey
-from mimose.inputs import InputSize
-from mimose.planners import Greedy
+from mimose.costs import InputSize
+from mimose.planning import Greedy
 
 
 def claims() -> Iterator[Claim]:

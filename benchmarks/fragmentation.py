@@ -17,7 +17,7 @@ import torch
 import mimose
 from common import circumstances, parser_of, save
 from mimose.bench.circumstances import settle_device
-from mimose.reserve import Reserve
+from mimose.memory import Reserve
 from planner_quality import Bench
 from tasks import TASKS
 
@@ -93,7 +93,7 @@ def main() -> None:
         raise SystemExit("fragments are CUDA's: this needs a GPU")
     around = circumstances(options.allow_dirty)
     PinnedReserve.share = options.reserve
-    mimose.setting.reserve_for = lambda budget, _: PinnedReserve(budget)
+    mimose.training.setting.reserve_for = lambda budget, _: PinnedReserve(budget)
     budget = int(options.budget * 2**30)
     run = measured(options.task, budget, options.reserve, options.steps)
     save({"benchmark": "fragmentation", **around, "runs": [run]}, options.out)

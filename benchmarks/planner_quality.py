@@ -20,12 +20,11 @@ import torch
 import mimose
 from common import circumstances, parser_of, save, spread
 from mimose.bench.circumstances import settle_device
+from mimose.costs import StepObservation, peak, recompute_nanoseconds
+from mimose.estimation import with_shared_times
 from mimose.memory import meter_for
-from mimose.observations import StepObservation
-from mimose.planners import Optimal, RecomputeAll
-from mimose.steps import ObservedStep, PlannedStep
-from mimose.timeline import peak, recompute_nanoseconds
-from mimose.times import with_shared_times
+from mimose.planning import Optimal, RecomputeAll
+from mimose.training import ObservedStep, PlannedStep
 from tasks import TASKS, Task
 
 

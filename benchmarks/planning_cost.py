@@ -18,9 +18,8 @@ import torch
 
 import mimose
 from common import bert_base, circumstances, parser_of, save, spread
-from mimose.inputs import InputSize
-from mimose.planners import Optimal
-from mimose.timeline import Profile, RunCost, peak
+from mimose.costs import InputSize, Profile, RunCost, peak
+from mimose.planning import Optimal
 
 
 def microseconds(call: Callable[[], Any], calls: int = 300, repeats: int = 15) -> dict[str, float]:

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from common import bert_base, circumstances, llama_1b, parser_of, save, spread
-from mimose.attach import RECOMPUTE_EVERYTHING, Attachment, BlockSeat
-from mimose.blocks import Block, find_blocks
+from mimose.interception import RECOMPUTE_EVERYTHING, Attachment, Block, BlockSeat, find_blocks
 
 Batch = dict[str, torch.Tensor]
 

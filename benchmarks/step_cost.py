@@ -19,11 +19,9 @@ from torch import nn
 
 import mimose
 from common import bert_base, circumstances, parser_of, save, spread
-from mimose.allocator import set_up_for_good
-from mimose.attach import Attachment
 from mimose.bench.playback import Playback
-from mimose.blocks import find_blocks
-from mimose.reserve import Reserve
+from mimose.interception import Attachment, find_blocks
+from mimose.memory import Reserve, set_up_for_good
 
 LENGTHS = (144, 146, 148, 150)
 SMALL = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from mimose.inputs import InputSize
-from mimose.timeline import Profile, RunCost
+from mimose.costs.input_size import InputSize
+from mimose.costs.timeline import Profile, RunCost
 
 steady = settings(derandomize=True, deadline=None, max_examples=60)
 """The same examples every time."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import compare
-from mimose.clock import Clock
+from mimose.memory.clock import Clock
 
 torch.set_num_threads(1)
 

@@ -18,7 +18,7 @@ from torch import nn
 import mimose
 import models
 from compare import assert_same_buffers, assert_same_gradients
-from mimose.attach import BlockSeat
+from mimose.interception.attachment import BlockSeat
 
 Call = Callable[..., Any]
 

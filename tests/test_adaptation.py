@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mimose.adaptation import Adaptation
+from mimose.estimation.margin import Adaptation
 
 
 def after(*shares: float) -> Adaptation:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import mimose
-from mimose import allocator
-from mimose.allocator import (
+from mimose.errors import ArgumentError
+from mimose.memory import allocator
+from mimose.memory.allocator import (
     ALLOCATOR_SETTINGS,
     VARIABLES,
     AllocatorLease,
@@ -22,7 +23,6 @@ from mimose.allocator import (
     settings_string,
     why_left_alone,
 )
-from mimose.errors import ArgumentError
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 DEFAULTS = "expandable_segments:False,large_segment_size_mb:20"

@@ -20,8 +20,8 @@ from torch import nn
 
 import mimose
 from compare import assert_same_gradients, live_tensors
-from mimose.arguments import Given, are_plain
 from mimose.errors import MimoseWarning
+from mimose.execution.arguments import Given, are_plain
 
 WIDTH, STEPS = 8, 4
 Use = Callable[[torch.Tensor, Any], torch.Tensor]

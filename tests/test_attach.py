@@ -20,10 +20,10 @@ from torch import nn
 
 import models
 from compare import Storages, assert_same_buffers, assert_same_gradients
-from mimose.attach import RECOMPUTE_EVERYTHING, Attachment, BlockSeat, Director
-from mimose.blocks import find_blocks
-from mimose.control import Listener
 from mimose.errors import MimoseWarning
+from mimose.execution.autograd import Listener
+from mimose.interception.attachment import RECOMPUTE_EVERYTHING, Attachment, BlockSeat, Director
+from mimose.interception.blocks import find_blocks
 from parts import DECODERS, AtRandom, bf16, train_model, without_cache
 
 LENGTH = {"gpt2": 9, "llama": 9, "lora": 9, "t5": 5}

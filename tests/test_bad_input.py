@@ -19,7 +19,7 @@ import mimose
 import models
 from chains import SIZE
 from compare import assert_same_gradients, no_hooks
-from mimose.budget import parse_budget
+from mimose.costs.timeline import Profile
 from mimose.errors import (
     ArgumentError,
     BlocksError,
@@ -28,12 +28,12 @@ from mimose.errors import (
     MimoseError,
     MimoseWarning,
 )
-from mimose.herald import Herald
-from mimose.plan import Plan
-from mimose.planners import Optimal, Static
-from mimose.playback import read_recording
-from mimose.setting import Setting
-from mimose.timeline import Profile
+from mimose.planning.plan import Plan
+from mimose.planning.planners import Optimal, Static
+from mimose.reporting.reader import read_recording
+from mimose.training.notifications import Herald
+from mimose.training.setting import Setting
+from mimose.units import parse_budget
 from training import bert, labelled, peak_of_recomputing, places, task, texts, train
 
 # What cannot be read

@@ -12,8 +12,8 @@ from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 import models
-from mimose.blocks import find_blocks
 from mimose.errors import BlocksError
+from mimose.interception.blocks import find_blocks
 
 
 def names(model: nn.Module, **selection: Any) -> list[str]:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chains import steady
-from mimose.budget import GIB, Budget, parse_budget, text_of, typed_budget
 from mimose.errors import BudgetError
+from mimose.units import GIB, Budget, parse_budget, text_of, typed_budget
 
 IN_BYTES = {
     "6GiB": 6 * 2**30,

@@ -18,9 +18,9 @@ from torch._dynamo.backends.debugging import aot_eager
 import mimose
 import models
 from compare import assert_same_gradients
-from mimose.attach import Attachment, BlockSeat
-from mimose.blocks import find_blocks
 from mimose.errors import ConflictError, MimoseWarning
+from mimose.interception.attachment import Attachment, BlockSeat
+from mimose.interception.blocks import find_blocks
 
 
 class Backend:

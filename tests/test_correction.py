@@ -12,10 +12,10 @@ from torch import nn
 import mimose
 import models
 from chains import chain, run
-from mimose.correction import Watch
-from mimose.memory import Meter, Reading
-from mimose.plan import Plan
-from mimose.timeline import levels
+from mimose.costs.timeline import levels
+from mimose.memory.meters import Meter, Reading
+from mimose.planning.plan import Plan
+from mimose.training.correction import Watch
 from parts import Layer
 from training import Batch, adamw, texts, tight_budget
 

@@ -13,11 +13,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from chains import steady
-from mimose.estimator import Estimator
-from mimose.inputs import InputSize
-from mimose.knowledge import Knowledge
-from mimose.observations import Observation, Pattern, StepObservation
-from mimose.timeline import Profile, peak
+from mimose.costs.input_size import InputSize
+from mimose.costs.observations import Observation, Pattern, StepObservation
+from mimose.costs.timeline import Profile, peak
+from mimose.estimation.cost_model import Knowledge
+from mimose.estimation.estimator import Estimator
 
 Law = Callable[[tuple[int, ...]], list[int]]
 """The monomials that bytes are made of at some dimensions."""

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.group import Group
-from mimose.inputs import InputSize
-from mimose.steps import PlannedStep
+from mimose.costs.input_size import InputSize
+from mimose.estimation.multi_pass import Group
+from mimose.training.steps import PlannedStep
 
 
 def size(*dims: int) -> InputSize:

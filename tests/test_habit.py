@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mimose.habit import Habit
+from mimose.estimation.habit import Habit
 
 
 def test_what_was_done_once_is_expected_until_it_long_was_not() -> None:

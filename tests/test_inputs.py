@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chains import steady
-from mimose.batch_size import argument_names, input_size, measured_by
+from mimose.costs.input_size import InputSize
 from mimose.errors import ArgumentError
-from mimose.inputs import InputSize
+from mimose.tensors.batch_size import argument_names, input_size, measured_by
 
 
 def tensor(*shape: int) -> torch.Tensor:

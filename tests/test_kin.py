@@ -13,9 +13,9 @@ from torch import nn
 
 import mimose
 import models
-from mimose.kin import Kin
-from mimose.observations import StepObservation
-from mimose.steps import ObservedStep
+from mimose.costs.observations import StepObservation
+from mimose.estimation.similar_blocks import Kin
+from mimose.training.steps import ObservedStep
 from training import (
     Batch,
     adamw,

@@ -19,8 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import mimose
 import models
 from compare import Storages, live_tensors, no_hooks
-from mimose.attach import RECOMPUTE_EVERYTHING, Attachment
-from mimose.blocks import find_blocks
+from mimose.interception.attachment import RECOMPUTE_EVERYTHING, Attachment
+from mimose.interception.blocks import find_blocks
 from parts import Faulty, Layer, bf16
 
 STEPS = 1000

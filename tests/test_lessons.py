@@ -8,10 +8,10 @@ import torch
 
 import mimose
 import models
-from mimose.clock import Clock
-from mimose.observations import StepObservation
-from mimose.playback import read_recording
-from mimose.steps import ObservedStep
+from mimose.costs.observations import StepObservation
+from mimose.memory.clock import Clock
+from mimose.reporting.reader import read_recording
+from mimose.training.steps import ObservedStep
 from training import Batch, texts, train
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from mimose.attach import Attachment, BlockSeat
-from mimose.blocks import find_blocks
-from mimose.control import Listener
+from mimose.execution.autograd import Listener
+from mimose.interception.attachment import Attachment, BlockSeat
+from mimose.interception.blocks import find_blocks
 
 Event = tuple[str, int]
 

@@ -16,12 +16,12 @@ from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
 
 import mimose
 from mimose.errors import ConflictError
-from mimose.memory import (
+from mimose.memory.meters import (
     CpuMeter,
     lost_in,
     meter_for,
 )
-from mimose.storages import StorageCounter
+from mimose.memory.storage_counter import StorageCounter
 
 KIB = 1 << 10
 
@@ -196,7 +196,7 @@ class Net(torch.nn.Sequential):
         return sum(p.nbytes for p in self.parameters())
 
 
-def attached(model: Net) -> mimose.session.Mimose:
+def attached(model: Net) -> mimose.api.handle.Mimose:
     return mimose.auto_checkpoint(model, "1GiB", blocks=torch.nn.Linear)
 
 

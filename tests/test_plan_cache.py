@@ -10,11 +10,11 @@ from torch import nn
 
 import mimose
 from chains import chain, chains, run
-from mimose.inputs import InputSize
-from mimose.plan import Plan
-from mimose.plan_cache import CachedPlan, PlanCache, Shelved
-from mimose.planners import Optimal
-from mimose.timeline import Profile, RunCost
+from mimose.costs.input_size import InputSize
+from mimose.costs.timeline import Profile, RunCost
+from mimose.planning.plan import Plan
+from mimose.planning.plan_cache import CachedPlan, PlanCache, Shelved
+from mimose.planning.planners import Optimal
 
 PATTERN = ((0, 0), (1, 0), (0, 1))
 

@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 
 import chains
 from chains import chain, run, steady
+from mimose.costs.timeline import Profile, RunCost, peak, recompute_nanoseconds
 from mimose.errors import ArgumentError
-from mimose.planners import Greedy, KeepAll, Optimal, Planner, RecomputeAll, Static, planner_named
-from mimose.timeline import Profile, RunCost, peak, recompute_nanoseconds
+from mimose.planning.planners import (
+    Greedy,
+    KeepAll,
+    Optimal,
+    Planner,
+    RecomputeAll,
+    Static,
+    planner_named,
+)
 
 Choices = tuple[bool, ...]
 

@@ -16,9 +16,9 @@ from torch import nn
 
 import mimose
 import models
-from mimose.lookout import Lookout
-from mimose.memory import CpuMeter
-from mimose.report import Stats
+from mimose.memory.meters import CpuMeter
+from mimose.reporting.report import Stats
+from mimose.training.lookout import Lookout
 from parts import bf16
 from training import Batch, bert, labelled, peak_of_plain, texts, tight_budget, train
 

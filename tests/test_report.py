@@ -11,9 +11,9 @@ import torch
 
 import mimose
 import models
+from mimose.costs.pace import Pace
 from mimose.integrations.metrics import Interval
-from mimose.pace import Pace
-from mimose.report import Stats
+from mimose.reporting.report import Stats
 from training import adamw, bert, counted, labelled, task, texts, train
 
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from mimose.memory import CpuMeter
-from mimose.reserve import FragmentReserve, PageReserve, Reserve, reserve_for
+from mimose.memory.meters import CpuMeter
+from mimose.memory.reserve import FragmentReserve, PageReserve, Reserve, reserve_for
 
 BUDGET = 100_000
 KINDS = [Reserve, FragmentReserve, PageReserve]

@@ -7,16 +7,16 @@ from typing import Any, cast
 
 import pytest
 
-from mimose.gradients import Gradients
-from mimose.inputs import InputSize
-from mimose.memory import CpuMeter, Reading
-from mimose.observations import Observation, StepObservation
-from mimose.plan import Plan
-from mimose.planners import Optimal
-from mimose.reserve import Reserve
-from mimose.scheduler import Scheduler
-from mimose.setting import Setting
-from mimose.steps import PlannedStep
+from mimose.costs.input_size import InputSize
+from mimose.costs.observations import Observation, StepObservation
+from mimose.memory.meters import CpuMeter, Reading
+from mimose.memory.reserve import Reserve
+from mimose.planning.plan import Plan
+from mimose.planning.planners import Optimal
+from mimose.tensors.gradients import Gradients
+from mimose.training.scheduler import Scheduler
+from mimose.training.setting import Setting
+from mimose.training.steps import PlannedStep
 
 RUNS = 6
 BUDGET = 14_600_000

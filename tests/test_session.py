@@ -15,7 +15,7 @@ import mimose
 import models
 from compare import assert_same_gradients
 from mimose.errors import ConflictError
-from mimose.storages import StorageCounter
+from mimose.memory.storage_counter import StorageCounter
 from training import (
     BATCHES,
     MODELS,

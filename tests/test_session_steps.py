@@ -13,9 +13,9 @@ from torch import nn
 import mimose
 import models
 from compare import assert_same_gradients
-from mimose.knowledge import Knowledge
-from mimose.reserve import PageReserve
-from mimose.steps import ObservedStep
+from mimose.estimation.cost_model import Knowledge
+from mimose.memory.reserve import PageReserve
+from mimose.training.steps import ObservedStep
 from parts import Counted
 from training import (
     Batch,

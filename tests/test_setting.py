@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from mimose.budget import parse_budget
-from mimose.clock import Clock
-from mimose.collector import Ride
-from mimose.gradients import Gradients
-from mimose.memory import CpuMeter, Meter, Reading
-from mimose.reserve import FragmentReserve, PageReserve, Reserve
-from mimose.setting import Setting, spare_bytes
-from mimose.stale import Stale
+from mimose.memory.clock import Clock
+from mimose.memory.meters import CpuMeter, Meter, Reading
+from mimose.memory.reserve import FragmentReserve, PageReserve, Reserve
+from mimose.tensors.gradients import Gradients
+from mimose.tensors.previous_outputs import Stale
+from mimose.training.collector import Ride
+from mimose.training.setting import Setting, spare_bytes
+from mimose.units import parse_budget
 
 BUDGET = 100 << 20
 MIB = 1 << 20

@@ -22,9 +22,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 import mimose
 import models
 from compare import assert_same_gradients
-from mimose.attach import RECOMPUTE_EVERYTHING, Attachment
-from mimose.blocks import find_blocks
 from mimose.errors import ConflictError
+from mimose.interception.attachment import RECOMPUTE_EVERYTHING, Attachment
+from mimose.interception.blocks import find_blocks
 from parts import Counted
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 
 import chains
 from chains import chain, run, steady
-from mimose.timeline import Profile, peak, recompute_nanoseconds
+from mimose.costs.timeline import Profile, peak, recompute_nanoseconds
 
 KEEP, AGAIN = False, True
 

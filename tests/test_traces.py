@@ -19,7 +19,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 import mimose
 from compare import assert_same_buffers, assert_same_gradients
 from mimose.errors import MimoseWarning
-from mimose.traces import FirstLook, Imprint, Traces
+from mimose.execution.side_effects import FirstLook, Imprint, Traces
 from training import counted
 
 STEPS = 4

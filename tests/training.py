@@ -14,9 +14,9 @@ from torch import nn
 
 import mimose
 import models
-from mimose.plan import Plan
-from mimose.storages import StorageCounter
-from mimose.timeline import Profile
+from mimose.costs.timeline import Profile
+from mimose.memory.storage_counter import StorageCounter
+from mimose.planning.plan import Plan
 
 Batch = dict[str, Any]
 Loss = Callable[[nn.Module, Batch], torch.Tensor]

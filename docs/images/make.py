@@ -16,12 +16,12 @@ import torch
 from selenium import webdriver
 
 import mimose
-from mimose.asking import Question
-from mimose.demo import Encoder, Shape, step
-from mimose.page.contents import contents_of
-from mimose.page.html import page_of
-from mimose.page.tradeoff import draw_tradeoff
-from mimose.playback import read_recording
+from mimose.cli.demo import Encoder, Shape, step
+from mimose.reporting.page.contents import contents_of
+from mimose.reporting.page.html import page_of
+from mimose.reporting.page.tradeoff import draw_tradeoff
+from mimose.reporting.questions import Question
+from mimose.reporting.reader import read_recording
 
 HERE = Path(__file__).parent
 SHAPE = Shape(width=64, layers=12, batch=4, longest=256)

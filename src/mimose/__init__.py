@@ -1,6 +1,6 @@
 """Train a PyTorch model under a memory budget: as fast as the memory allows, never over it."""
 
-from mimose.drop_in import checkpoint
+from mimose.api import Mimose, auto_checkpoint, checkpoint
 from mimose.errors import (
     ArgumentError,
     BlocksError,
@@ -11,7 +11,6 @@ from mimose.errors import (
     OutOfMemory,
     RecomputeError,
 )
-from mimose.session import Mimose, auto_checkpoint
 
 __version__ = "0.1.0"
 

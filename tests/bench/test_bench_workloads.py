@@ -9,7 +9,7 @@ from bench_parts import arena
 from mimose.bench.arena import Arena, Conditions
 from mimose.bench.extras import BenchError
 from mimose.bench.workloads import PAPER_TASKS, TASKS, task_named
-from mimose.blocks import find_blocks
+from mimose.interception.blocks import find_blocks
 
 
 def test_a_batch_is_padded_to_its_longest_so_larger_batches_are_longer() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mimose.budget import text_of
-from mimose.page.contents import Contents, contents_of
-from mimose.page.html import page_of
-from mimose.playback import read_recording
+from mimose.reporting.page.contents import Contents, contents_of
+from mimose.reporting.page.html import page_of
+from mimose.reporting.reader import read_recording
+from mimose.units import text_of
 
 CSS = "css selector"
 

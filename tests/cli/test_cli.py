@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import mimose
-from mimose import demo
-from mimose.cli import main
+from mimose.cli import demo
+from mimose.cli.main import main
 
 pytest.importorskip("typer", reason="the command line is an extra")
 
@@ -40,7 +40,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 def shell(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "mimose.cli", *words],
+        [sys.executable, "-m", "mimose", *words],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": SOURCE, **environment},
@@ -195,8 +195,8 @@ def test_without_typer_what_needs_none_works_and_the_rest_says_what_to_install()
 
 
 def test_help_without_extras_says_what_the_commands_help_says() -> None:
-    from mimose.cli import COMMANDS
-    from mimose.commands import app
+    from mimose.cli.commands import app
+    from mimose.cli.main import COMMANDS
 
     told = {}
     for command in app.registered_commands:
@@ -212,7 +212,7 @@ def _heed_interrupts() -> None:
 
 def test_ctrl_c_is_clean(tmp_path: Path) -> None:
     running = subprocess.Popen(
-        [sys.executable, "-m", "mimose.cli", "demo", "-o", str(tmp_path / "demo.html")],
+        [sys.executable, "-m", "mimose", "demo", "-o", str(tmp_path / "demo.html")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -314,7 +314,7 @@ def test_the_demo_needs_no_extras(
 
 def test_the_live_view_draws_steps_blocks_and_memory() -> None:
     rich = pytest.importorskip("rich.console")
-    from mimose.terminal import LiveDemo
+    from mimose.cli.terminal import LiveDemo
 
     console = rich.Console(record=True, force_terminal=True, width=100, file=io.StringIO())
     moment = demo.Moment(1, 2, "mimose", 7, 41, 120, "rrK", 90 << 20, 100 << 20)

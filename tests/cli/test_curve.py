@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chains import chains, realistic_chains, steady
-from mimose.page.curve import curve
-from mimose.timeline import levels, peak
+from mimose.costs.timeline import levels, peak
+from mimose.reporting.page.curve import curve
 
 
 @steady

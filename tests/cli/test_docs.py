@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import mimose
-from mimose.outlook import Outlook
-from mimose.playback import read_recording
-from mimose.report import Explanation, Stats
+from mimose.reporting.outlook import Outlook
+from mimose.reporting.reader import read_recording
+from mimose.reporting.report import Explanation, Stats
 from training import task, train
 
 ROOT = Path(__file__).parent.parent.parent

@@ -9,8 +9,9 @@ import pytest
 from torch import nn
 
 import models
-from mimose import doctor, extras
-from mimose.doctor import NOTE, OK, PROBLEM, examine, main
+from mimose.api import extras
+from mimose.cli import doctor
+from mimose.cli.doctor import NOTE, OK, PROBLEM, examine, main
 
 
 def kinds(model: nn.Module | None = None, budget: str | None = None) -> dict[str, list[str]]:

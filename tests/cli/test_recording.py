@@ -14,9 +14,9 @@ import pytest
 
 import mimose
 import models
-from mimose.page.contents import contents_of
-from mimose.playback import read_recording
-from mimose.recording import Recorder, own_path
+from mimose.reporting.page.contents import contents_of
+from mimose.reporting.reader import read_recording
+from mimose.reporting.recording import Recorder, own_path
 from training import seats, task, texts, train
 
 

@@ -12,12 +12,12 @@ from rich.console import Console
 
 import mimose
 import models
-from mimose.asking import Question
-from mimose.lengths import padded, parse_lengths
-from mimose.outlook import Outlook
-from mimose.playback import Recording, read_recording
-from mimose.terminal import forecast_table
-from mimose.whatif import Lengths, forecast
+from mimose.cli.terminal import forecast_table
+from mimose.reporting.lengths import padded, parse_lengths
+from mimose.reporting.outlook import Outlook
+from mimose.reporting.questions import Question
+from mimose.reporting.reader import Recording, read_recording
+from mimose.reporting.what_if import Lengths, forecast
 from training import (
     adamw,
     between,

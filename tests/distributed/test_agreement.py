@@ -27,7 +27,7 @@ import mimose
 import models
 from compare import assert_same_gradients
 from mimose.errors import ConflictError
-from mimose.ranks import Agreement
+from mimose.training.ranks import Agreement
 
 
 class Mean(torch.autograd.Function):

@@ -24,9 +24,9 @@ from twins import (
 import mimose
 import models
 from compare import assert_same_gradients
-from mimose.attach import Attachment, BlockSeat
-from mimose.blocks import find_blocks
-from mimose.setting import Setting
+from mimose.interception.attachment import Attachment, BlockSeat
+from mimose.interception.blocks import find_blocks
+from mimose.training.setting import Setting
 from training import Dice, Predictions, lengths, texts
 
 

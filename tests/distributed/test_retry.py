@@ -13,9 +13,9 @@ from twins import batches_of
 import mimose
 import models
 from compare import assert_same_gradients
-from mimose.collectives import Spoken
 from mimose.errors import OutOfMemory
-from mimose.ranks import why_not_alone
+from mimose.execution.collectives import Spoken
+from mimose.training.ranks import why_not_alone
 
 
 class Fuse:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.running_backward import task_id
+from mimose.tensors.running_backward import task_id
 
 PHASES = ("forward", "recompute", "backward", "head", "between")
 

@@ -22,11 +22,11 @@ from torch import nn
 
 import mimose
 from compare import no_hooks, same
-from mimose.collector import Ride
+from mimose.costs.input_size import InputSize
+from mimose.costs.observations import Observation, StepObservation
 from mimose.errors import MimoseWarning, OutOfMemory
-from mimose.inputs import InputSize
-from mimose.memory import CpuMeter
-from mimose.observations import Observation, StepObservation
+from mimose.memory.meters import CpuMeter
+from mimose.training.collector import Ride
 from training import peak_of_plain, train
 
 STEPS = 16

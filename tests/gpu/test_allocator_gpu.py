@@ -15,9 +15,9 @@ import torch
 
 import mimose
 import models
-from mimose.allocator import ALLOCATOR_SETTINGS, VARIABLES, current_settings
 from mimose.errors import MimoseWarning
-from mimose.reserve import FragmentReserve, PageReserve
+from mimose.memory.allocator import ALLOCATOR_SETTINGS, VARIABLES, current_settings
+from mimose.memory.reserve import FragmentReserve, PageReserve
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,8 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import mimose
 import models
 from compare import assert_same_buffers, assert_same_gradients, live_tensors, no_hooks
-from mimose.attach import RECOMPUTE_EVERYTHING, Attachment, Director
-from mimose.blocks import find_blocks
+from mimose.interception.attachment import RECOMPUTE_EVERYTHING, Attachment, Director
+from mimose.interception.blocks import find_blocks
 from parts import AtRandom, Faulty, Layer, plain_call, train_model, without_cache
 
 pytestmark = [

@@ -10,9 +10,9 @@ from torch import nn
 
 import mimose
 import models
-from mimose.allocator import PROCESS
-from mimose.memory import meter_for
-from mimose.steps import PlannedStep
+from mimose.memory.allocator import PROCESS
+from mimose.memory.meters import meter_for
+from mimose.training.steps import PlannedStep
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mimose.extras import EXTRAS, NEEDED
+from mimose.api.extras import EXTRAS, NEEDED
 
 OTHERS = "transformers accelerate trl peft lightning pytorch_lightning datasets bitsandbytes"
 

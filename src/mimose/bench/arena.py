@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.batch_size import argument_names, input_size
 from mimose.bench.extras import BenchError
 from mimose.bench.workloads import Batch, BatchShape, Task
-from mimose.clock import Clock
-from mimose.inputs import InputSize
-from mimose.memory import meter_for
+from mimose.costs import InputSize
+from mimose.memory import Clock, meter_for
+from mimose.tensors import argument_names, input_size
 
 PRECISIONS = ("fp32", "bf16", "amp")
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from mimose.bench.extras import BenchError
 from mimose.bench.survey import Survey
-from mimose.budget import parse_budget, text_of
+from mimose.costs import InputSize
 from mimose.errors import BudgetError
-from mimose.inputs import InputSize
+from mimose.units import parse_budget, text_of
 
 _ABOVE_NEEDED = 1.05
 

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 import mimose
-from mimose.allocator import allocator_backend, current_settings, set_up_for_good
 from mimose.bench.extras import BenchError, need
 from mimose.bench.source import source
-from mimose.memory import meter_for
+from mimose.memory import allocator_backend, current_settings, meter_for, set_up_for_good
 
 _THAT_MATTER = (
     "CUBLAS_WORKSPACE_CONFIG",

@@ -18,7 +18,7 @@ from mimose.bench.report import write_report
 from mimose.bench.schedule import Program, Schedule
 from mimose.bench.workloads import TASKS, task_named
 from mimose.errors import ArgumentError
-from mimose.outputs import refuse_file, refuse_folder
+from mimose.reporting import refuse_file, refuse_folder
 
 need("typer")
 import typer  # noqa: E402 (after `need`, which says what to install)

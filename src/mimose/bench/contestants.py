@@ -14,16 +14,14 @@ from typing import Any, ClassVar, final
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mimose.attach import Attachment
 from mimose.bench.arena import Arena, Trainee
 from mimose.bench.extras import BenchError
 from mimose.bench.playback import Playback, everything
 from mimose.bench.survey import Survey
 from mimose.bench.workloads import BatchShape
-from mimose.blocks import find_blocks
-from mimose.plan import Plan
-from mimose.planners import Planner
-from mimose.timeline import Profile
+from mimose.costs import Profile
+from mimose.interception import Attachment, find_blocks
+from mimose.planning import Plan, Planner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

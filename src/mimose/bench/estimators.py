@@ -18,9 +18,9 @@ import numpy as np
 
 from mimose.bench.extras import need
 from mimose.bench.survey import Survey
-from mimose.estimator import Estimator
-from mimose.observations import StepObservation
-from mimose.planners import KeepAll
+from mimose.costs import StepObservation
+from mimose.estimation import Estimator
+from mimose.planning import KeepAll
 
 SAMPLES = (4, 6, 8, 10)
 _REPEATS = 7

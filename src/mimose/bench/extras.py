@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from mimose.extras import pip_command
+from mimose.api import pip_command
 
 
 class BenchError(Exception):

@@ -11,8 +11,8 @@ import numpy as np
 from mimose.bench.analysis import Sheet
 from mimose.bench.contestants import Given
 from mimose.bench.extras import need
-from mimose.budget import GIB
-from mimose.inputs import InputSize
+from mimose.costs import InputSize
+from mimose.units import GIB
 
 _COLOURS = {
     "plain": "tab:gray",

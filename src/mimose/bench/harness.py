@@ -20,7 +20,7 @@ import torch
 from mimose.bench.arena import Trainee, synchronize
 from mimose.bench.contestants import Contestant, Match, StepNote
 from mimose.bench.workloads import BatchShape
-from mimose.setting import spare_bytes
+from mimose.training import spare_bytes
 
 
 @dataclass(slots=True)

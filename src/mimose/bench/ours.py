@@ -9,9 +9,8 @@ from typing import Any, ClassVar, final
 import mimose
 from mimose.bench.arena import Trainee
 from mimose.bench.contestants import Contestant, Match, StepNote
-from mimose.blocks import find_blocks
-from mimose.collector import Ride
-from mimose.steps import ObservedStep, PlannedStep
+from mimose.interception import find_blocks
+from mimose.training import ObservedStep, PlannedStep, Ride
 
 
 class Stopwatch:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, final
 
-from mimose.attach import BlockSeat
-from mimose.observations import Pattern, Run
+from mimose.costs import Pattern, Run
+from mimose.interception import BlockSeat
 
 Plans = Mapping[Run, bool]
 """For each run of a step, whether it is recomputed."""

@@ -21,7 +21,7 @@ from mimose.bench.records import UNKNOWN, Code, Record, ResultsFile
 from mimose.bench.relay import Entry, run_together
 from mimose.bench.survey import survey
 from mimose.bench.workloads import Task
-from mimose.budget import text_of
+from mimose.units import text_of
 
 _ROOM = 0.85
 """The share of the device that runs side by side may take."""

@@ -17,20 +17,15 @@ import numpy as np
 import torch
 
 import mimose
-from mimose.attach import Attachment
 from mimose.bench.arena import Arena, Trainee, synchronize
 from mimose.bench.playback import Plans, Playback, everything, only
 from mimose.bench.workloads import BatchShape
-from mimose.blocks import find_blocks
-from mimose.estimator import Estimator
-from mimose.inputs import InputSize
-from mimose.observations import StepObservation
-from mimose.plan import Plan
-from mimose.planners import KeepAll, Optimal, Planner, RecomputeAll
-from mimose.reserve import Reserve
-from mimose.steps import ObservedStep
-from mimose.timeline import Profile
-from mimose.times import with_shared_times
+from mimose.costs import InputSize, Profile, StepObservation
+from mimose.estimation import Estimator, with_shared_times
+from mimose.interception import Attachment, find_blocks
+from mimose.memory import Reserve
+from mimose.planning import KeepAll, Optimal, Plan, Planner, RecomputeAll
+from mimose.training import ObservedStep
 
 _LENGTHS = 16
 _GRID = (6, 4)

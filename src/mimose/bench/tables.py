@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from mimose.bench.analysis import Sheet, Spread, mean
 from mimose.bench.goals import fullest, goals, left_out_of_static
 from mimose.bench.workloads import PAPER_TASKS
-from mimose.budget import GIB, text_of
+from mimose.units import GIB, text_of
 
 _RIVALS = ("torch-all", "hf", "hf-every-n", "static", "paper", "oracle", "plain")
 

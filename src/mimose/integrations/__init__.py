@@ -11,7 +11,7 @@ or after `prepare` or `setup`.
 
 from __future__ import annotations
 
-from mimose.extras import pip_command
+from mimose.api import pip_command
 
 
 def missing(package: str, extra: str) -> ImportError:

@@ -12,9 +12,9 @@ from typing import Any, final
 
 from torch import nn
 
+from mimose.api import Mimose, auto_checkpoint, refuse_options
 from mimose.errors import warn
 from mimose.integrations.metrics import Interval
-from mimose.session import Mimose, auto_checkpoint, refuse_options
 
 log = logging.getLogger("mimose")
 

@@ -21,15 +21,14 @@ from typing import Any, final
 
 from torch import nn
 
-from mimose.batch_size import SizeFunction
-from mimose.blocks import Selector, find_blocks
+from mimose.api import Mimose, refuse_options, switched_off
 from mimose.errors import ArgumentError, ConflictError
 from mimose.integrations import missing
 from mimose.integrations.companion import Companion
-from mimose.planners import Planner
-from mimose.report import Explanation, Stats
-from mimose.session import Mimose, refuse_options
-from mimose.switch import switched_off
+from mimose.interception import Selector, find_blocks
+from mimose.planning import Planner
+from mimose.reporting import Explanation, Stats
+from mimose.tensors import SizeFunction
 
 try:
     from accelerate.utils import DynamoBackend  # type: ignore[import-untyped]

@@ -13,12 +13,12 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, final
 
-from mimose.batch_size import SizeFunction
-from mimose.blocks import Selector
+from mimose.api import Mimose
 from mimose.integrations import missing
 from mimose.integrations.companion import Companion
-from mimose.planners import Planner
-from mimose.session import Mimose
+from mimose.interception import Selector
+from mimose.planning import Planner
+from mimose.tensors import SizeFunction
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from mimose.budget import GIB
-from mimose.report import Stats
-from mimose.session import Mimose
+from mimose.api import Mimose
+from mimose.reporting import Stats
+from mimose.units import GIB
 
 
 @final

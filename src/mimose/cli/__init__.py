@@ -1,0 +1,1 @@
+"""The command `mimose`: reports, what-if questions, demo, doctor, benchmark. Nobody imports it."""

@@ -1,0 +1,89 @@
+"""The command `mimose`. What needs no extra works without one; the rest says what to install."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+import mimose
+from mimose.api import EXTRAS, pip_command
+
+PURPOSE = "Train a PyTorch model under a memory budget: look at runs, ask what-if, try it."
+COMMANDS = {
+    "report": "Make a page of a recorded run, or of benchmark results: it sees which.",
+    "plan": "Ask what other budgets or lengths would cost, without training.",
+    "demo": "Train a small encoder four ways and compare: about a minute on a CPU.",
+    "doctor": "Look at this machine, and at a model, and say what should be mended.",
+    "bench": "Measure training under a budget, against peers, on this machine.",
+}
+"""What each command does, as its own help begins."""
+
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit status (what the console script hands to the shell)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(words)
+    except KeyboardInterrupt:
+        print("\nmimose: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:  # the reader has seen enough: `mimose report … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(words: list[str]) -> int:
+    if words[:1] == ["doctor"]:
+        from mimose.cli import doctor
+
+        return doctor.main(words[1:])
+    if words[:1] == ["bench"] and importlib.util.find_spec("mimose.bench.command"):
+        return _bench(words[1:])
+    missing = [name for name in EXTRAS["cli"] if importlib.util.find_spec(name) is None]
+    if missing:
+        return _without(missing, words)
+    from mimose.cli.commands import run
+
+    return run(words)
+
+
+def _without(missing: list[str], words: list[str]) -> int:
+    """What can be said without the packages that draw and parse."""
+    if words[:1] == ["--version"]:
+        print(f"mimose {mimose.__version__}")
+        return 0
+    needs = f"{' and '.join(missing)}: {pip_command('cli')}"
+    if words[:1] in ([], ["--help"]):
+        width = max(map(len, COMMANDS))
+        commands = "\n".join(f"  {name:{width}}  {what}" for name, what in COMMANDS.items())
+        print(
+            f"Usage: mimose [--version] [--help] COMMAND ...\n\n{PURPOSE}\n\nCommands:\n{commands}"
+        )
+        print(f"\nAll but doctor need {needs}")
+        return 0
+    print(
+        f"mimose: this needs {needs}. `mimose doctor` and `python -m mimose.cli.demo` work without",
+        file=sys.stderr,
+    )
+    return 2
+
+
+def _bench(words: list[str]) -> int:
+    from mimose.bench.extras import BenchError
+
+    try:
+        from mimose.bench.command import app
+    except BenchError as error:
+        print(f"mimose bench: {error}", file=sys.stderr)
+        return 2
+    from mimose.cli.commands import guarded
+
+    return guarded(app, words, "mimose bench")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The model that the doctor is asked about: made by the owner's code, or of a configuration."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from mimose.api import pip_command
+from mimose.errors import ArgumentError
+
+_PATIENCE_SECONDS = 5
+
+
+def load_model(target: str) -> nn.Module:
+    """The model that `module:factory` makes; also `module:Class` or `module:instance`."""
+    module_name, _, attribute = target.partition(":")
+    if not module_name or not attribute:
+        raise ArgumentError(f"--model {target!r}: write module:factory, e.g. my_project.nets:make")
+    sys.path.insert(0, os.getcwd())
+    try:
+        made = importlib.import_module(module_name)
+        for name in attribute.split("."):
+            made = getattr(made, name)
+        model = made if isinstance(made, nn.Module) else made()  # type: ignore[operator]
+    except Exception as error:
+        raise ArgumentError(
+            f"--model {target!r} cannot be made: {type(error).__name__}: {error}. It must be "
+            "importable from here and need no arguments"
+        ) from None
+    finally:
+        sys.path.remove(os.getcwd())
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"--model {target!r} gives a {type(model).__name__}, not a nn.Module")
+    return model
+
+
+def load_config(name: str) -> nn.Module:
+    """The model of a transformers configuration, without weights and without memory."""
+    try:
+        import transformers
+    except ImportError:
+        raise ArgumentError(f"--config needs transformers: {pip_command('hf')}") from None
+    try:
+        config = _config(name)
+        make = _architecture(config, transformers) or transformers.AutoModel.from_config
+        with torch.device("meta"):
+            model: nn.Module = make(config)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise ArgumentError(
+            f"--config {name!r} cannot be read: {reason}. Give a folder with a config.json, or a "
+            "name on the hub"
+        ) from None
+    return model.train()
+
+
+def lacks_head(model: nn.Module) -> bool:
+    """Whether the model of a configuration is not the one that would be trained."""
+    named = getattr(getattr(model, "config", None), "architectures", None) or ()
+    return type(model).__name__ not in named
+
+
+def _config(name: str) -> Any:
+    """From a folder or what was downloaded before; else from the hub, if that can be reached."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(name, local_files_only=True)
+    except OSError:
+        if os.path.exists(name) or name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise  # no name on the hub
+        _refuse_unreachable_hub()  # where transformers itself would try for most of a minute
+        return AutoConfig.from_pretrained(name)
+
+
+def _refuse_unreachable_hub() -> None:
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_PATIENCE_SECONDS)
+    except Exception as error:
+        raise ArgumentError(
+            f"it is no folder here, not among what was downloaded before, and {constants.ENDPOINT} "
+            f"cannot be reached ({error})"
+        ) from None
+
+
+def _architecture(config: Any, transformers: Any) -> Any:
+    """The class, with its head, that the configuration was saved from; None if it names none."""
+    names = getattr(config, "architectures", None) or ()
+    return next((found for name in names if (found := getattr(transformers, name, None))), None)

@@ -1,0 +1,139 @@
+"""What rich draws in a terminal: tables, and the demo while it runs."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from mimose.cli.demo import Moment
+from mimose.reporting import Forecast, Row
+from mimose.units import text_of
+
+_WIDTH = 44
+
+
+def forecast_table(forecast: Forecast) -> RenderableType:
+    """Budgets and what each would mean."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    names = ["budget", "ms a step", "again, ms", "recomputed", "too large"]
+    names += ["unknown"] if forecast.unknown_share else []
+    names += ["largest n", "batch"] if forecast.dimension is not None else ["batch"]
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in forecast.rows:
+        table.add_row(*_cells(row, forecast))
+    return Group(table, *(Text(line) for line in _remarks(forecast)))
+
+
+def _cells(row: Row, forecast: Forecast) -> list[str]:
+    cells = [
+        text_of(row.budget_bytes),
+        "–" if row.step_seconds is None else f"{row.step_seconds * 1e3:.1f}",
+        f"{row.recompute_seconds * 1e3:.1f}",
+        f"{row.recomputed_share:.0%}",
+        _range(row.too_large_range),
+    ]
+    if forecast.unknown_share:
+        cells.append(f"{forecast.unknown_share:.0%}")
+    if forecast.dimension is not None:
+        reach = row.largest
+        about = "≈ " if reach and reach.extrapolated else ""
+        cells.append(f"{about}{reach.length}" if reach else "–")
+    cells.append("–" if row.largest_batch is None else f"≈ {row.largest_batch}")
+    return cells
+
+
+def _range(shares: tuple[float, float]) -> str:
+    """A share between these two; a dash for none."""
+    low, high = (f"{share:.0%}" for share in shares)
+    if low != high:
+        return f"{low.removesuffix('%')}–{high}"
+    return high if shares[1] else "–"
+
+
+def _remarks(forecast: Forecast) -> list[str]:
+    known = "known " if forecast.unknown_share else ""
+    about, off = ("about ", f" (±{forecast.uncertainty:.0%})") if forecast.uncertainty else ("", "")
+    lines = [
+        f"The largest of {forecast.sizes} {known}input sizes is {forecast.largest}. Below {about}"
+        f"{text_of(forecast.least_budget_bytes)}{off} it does not fit, whatever is recomputed; "
+        f"from {about}{text_of(forecast.easy_budget_bytes)}{off} on "
+        f"{'every block of these sizes' if known else 'everything'} is kept.",
+        "again: time of that spent recomputing; recomputed: share of block runs; too large: share "
+        "of steps that do not fit.",
+        f"batch: about the largest that fits at {forecast.largest}, everything recomputed."
+        + (
+            f" largest n: the longest {forecast.dimension} that fits." if forecast.dimension else ""
+        ),
+    ]
+    if forecast.extrapolated_share:
+        lines.append(
+            f"{forecast.extrapolated_share:.1%} of the steps are larger than anything that was "
+            "recorded: told as if memory went on growing as it did."
+        )
+    if forecast.unknown_share:
+        lines.append(
+            f"unknown: {forecast.unknown_share:.1%} of the steps are of sizes of which too little "
+            "was recorded to tell what they take; times and shares of runs leave them out."
+        )
+    return lines
+
+
+class LiveDemo:
+    """The demo while it runs: step, length, what each block does, memory against the budget."""
+
+    def __init__(self, console: Console) -> None:
+        # Refreshed between steps alone, so that drawing is not part of what is timed.
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> LiveDemo:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def __call__(self, moment: Moment) -> None:
+        self._live.update(_moment(moment), refresh=True)
+
+
+def _moment(moment: Moment) -> RenderableType:
+    lines = Table.grid(padding=(0, 2))
+    lines.add_row(
+        Text(f"round {moment.round} of {moment.rounds}", style="dim"),
+        Text(moment.way, style="bold"),
+    )
+    lines.add_row("step", f"{moment.step} of {moment.steps}, {moment.length} tokens")
+    lines.add_row("blocks", _blocks(moment.plan))
+    lines.add_row("memory", _bar(moment.peak_bytes, moment.budget_bytes))
+    return lines
+
+
+def _blocks(plan: str) -> Text:
+    bar = Text()
+    for letter in plan:
+        bar.append("██ ", style={"K": "blue", "r": "dark_orange"}.get(letter, "bright_black"))
+    bar.append("kept ", style="blue")
+    bar.append("recomputed", style="dark_orange")
+    return bar
+
+
+def _bar(peak: int, budget: int | None) -> Text:
+    if budget is None:
+        return Text(f"{text_of(peak)}, no budget yet", style="dim")
+    filled = min(_WIDTH, round(_WIDTH * peak / budget))
+    over = peak > budget
+    bar = Text("█" * filled, style="red" if over else "cyan")
+    bar.append("░" * (_WIDTH - filled), style="bright_black")
+    bar.append(f" {text_of(peak)} of {text_of(budget)}" + (": over" if over else ""))
+    return bar

@@ -1,0 +1,137 @@
+"""Which dimensions of the inputs vary, found out from the sizes seen."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, combinations_with_replacement
+
+import numpy as np
+import numpy.typing as npt
+
+from mimose.costs import InputSize, Layout
+
+_Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A position whose dimension is `slope` times its symbol plus `offset`."""
+
+    position: int
+    slope: float = 1.0
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Constant dimensions, dimensions that vary together (a symbol each), and the batch."""
+
+    layout: Layout
+    constants: tuple[tuple[int, int], ...]
+    """Positions that never varied, with their value."""
+    symbols: tuple[tuple[Member, ...], ...]
+    """Positions that vary together, a group each; the first stands for all."""
+    batch: int | None
+    """The symbol that bytes are proportional to, if there is one."""
+    of_pass: tuple[int, ...] | None = None
+    """The pass that each symbol belongs to, if there are several that do not meet: what one takes
+    does not depend on the other's size."""
+
+    @classmethod
+    def of(cls, sizes: Sequence[InputSize]) -> Shape:
+        """The shape of these sizes, of one layout. The very first dimension is taken for the
+        batch; `alternatives` has the others."""
+        constants: list[tuple[int, int]] = []
+        groups: list[tuple[_Floats, list[Member]]] = []
+        for position, column in enumerate(np.array([size.dims for size in sizes], float).T):
+            if (column == column[0]).all():
+                constants.append((position, int(column[0])))
+                continue
+            for leader, members in groups:
+                line = _line(leader, column)
+                if line is not None:
+                    members.append(Member(position, *line))
+                    break
+            else:
+                groups.append((column, [Member(position)]))
+        symbols = tuple(tuple(members) for _, members in groups)
+        first = (i for i, group in enumerate(symbols) if group[0].position == 0)
+        ends = [*accumulate(len(one.dims) for one in sizes[0].passes)]
+        of_pass = tuple(bisect_right(ends, group[0].position) for group in symbols)
+        several = len(set(of_pass)) > 1
+        layout, batch = sizes[0].layout, next(first, None)
+        return cls(layout, tuple(constants), symbols, batch, of_pass if several else None)
+
+    def alternatives(self) -> Iterator[Shape]:
+        """This shape, then the same with no symbol, or another one, for the batch; and with passes
+        that meet."""
+        yield self
+        for batch in (None, *range(len(self.symbols))):
+            if batch != self.batch:
+                yield replace(self, batch=batch)
+        if self.of_pass is not None:
+            yield replace(self, of_pass=None)
+
+    @property
+    def varying(self) -> frozenset[int]:
+        """The positions of dimensions that vary."""
+        return frozenset(member.position for group in self.symbols for member in group)
+
+    def point(self, size: InputSize) -> list[int]:
+        """The varying dimensions of a size that has this shape."""
+        return [size.dims[group[0].position] for group in self.symbols]
+
+    def covering_point(self, size: InputSize) -> list[float] | None:
+        """The varying dimensions of a size that is at least `size` and has this shape."""
+        if size.layout != self.layout:
+            return None
+        if any(size.dims[position] > value for position, value in self.constants):
+            return None
+        dims = size.dims
+        return [max((dims[m.position] - m.offset) / m.slope for m in g) for g in self.symbols]
+
+    def describes(self, size: InputSize) -> bool:
+        """Whether a size is of just this shape, not only covered by it."""
+        if size.layout != self.layout:
+            return False
+        if any(size.dims[position] != value for position, value in self.constants):
+            return False
+        return all(
+            len({round((size.dims[m.position] - m.offset) / m.slope, 6) for m in group}) == 1
+            for group in self.symbols
+        )
+
+    def features(self, point: Sequence[float]) -> list[float]:
+        """1, then the batch times each monomial of the other dimensions up to degree two.
+
+        In plain numbers: predictions are made in the middle of steps, where whatever has not run
+        for a while is slow, and NumPy's many small functions most of all.
+        """
+        batch = 1.0 if self.batch is None else point[self.batch]
+        others = [x for i, x in enumerate(point) if i != self.batch]
+        if self.of_pass is None:
+            products = [a * b for i, a in enumerate(others) for b in others[i:]]
+        else:
+            of = [p for i, p in enumerate(self.of_pass) if i != self.batch]
+            pairs = combinations_with_replacement(range(len(others)), 2)
+            products = [others[i] * others[j] for i, j in pairs if of[i] == of[j]]
+        alone = [] if self.batch is None else [batch]
+        return [1.0, *alone, *(batch * x for x in others), *(batch * x for x in products)]
+
+
+def _line(leader: _Floats, column: _Floats) -> tuple[float, float] | None:
+    """The rising line by which one dimension follows from another, if it does.
+
+    Equal columns always do; others need three distinct points, since two lie on a line anyway.
+    """
+    if (leader == column).all():
+        return 1.0, 0.0
+    if len(np.unique(leader)) < 3:
+        return None
+    low, high = int(leader.argmin()), int(leader.argmax())
+    slope = float((column[high] - column[low]) / (leader[high] - leader[low]))
+    offset = float(column[low] - slope * leader[low])
+    follows = slope > 0 and np.abs(slope * leader + offset - column).max() < 1e-6
+    return (slope, offset) if follows else None

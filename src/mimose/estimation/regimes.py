@@ -1,0 +1,72 @@
+"""What is known of a model, kept apart by regime.
+
+A layer unfrozen, another attention implementation or autocast switched on begins a new chapter, and
+going back to an earlier one needs no observing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mimose.costs import Regime
+from mimose.estimation.cost_model import Knowledge
+
+_MOST = 8
+
+
+class Chapters:
+    """The knowledge of each regime that steps have run in."""
+
+    def __init__(self) -> None:
+        self._known: dict[Regime, Knowledge] = {}
+        self.present: Regime | None = None
+
+    def enter(self, regime: Regime) -> tuple[Knowledge, str | None]:
+        """What is known in this regime; and if it is a new one, what is different from the last."""
+        former, self.present = self.present, regime
+        known = self._known.pop(regime, None)
+        knowledge = self._known[regime] = known or Knowledge()
+        while len(self._known) > _MOST:  # the one that was left the longest ago
+            del self._known[next(iter(self._known))]
+        change = None if known or former is None else _difference(former, regime)
+        return knowledge, change
+
+    def to_plain(self) -> list[dict[str, Any]]:
+        """All of it, in plain numbers and strings."""
+        return [
+            {"regime": regime.to_plain(), "knowledge": knowledge.to_plain()}
+            for regime, knowledge in self._known.items()
+            if knowledge.version
+        ]
+
+    def take_in(self, plain: list[Mapping[str, Any]], blocks: int) -> None:
+        """Know again, of a model of so many blocks, what `to_plain` gave: all of it or nothing."""
+        chapters = {
+            Regime.from_plain(chapter["regime"]): Knowledge.from_plain(chapter["knowledge"], blocks)
+            for chapter in plain
+        }
+        self._known.update(chapters)
+
+    def difference_from_others(self) -> str | None:
+        """How the present regime differs from the last other one of which something is known."""
+        others = [r for r, known in self._known.items() if known.version and r != self.present]
+        if self.present is None or not others:
+            return None
+        return _difference(others[-1], self.present)
+
+
+def _difference(former: Regime, regime: Regime) -> str | None:
+    """What has changed from one regime to another, in words."""
+    changes = [
+        f"{name} was {before or 'off'}, now is {after or 'off'}"
+        for name, before, after in (
+            ("autocast", former.autocast, regime.autocast),
+            ("the attention implementation", former.attention, regime.attention),
+            ("the type of parameters", former.dtype, regime.dtype),
+        )
+        if before != after
+    ]
+    if former.trained != regime.trained:
+        changes.append("other parameters are trained")
+    return "; ".join(changes) or None

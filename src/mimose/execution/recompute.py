@@ -1,0 +1,483 @@
+"""Run a function without keeping its activations; rebuild them when the backward asks.
+
+The only file that touches autograd's saved-tensor hooks. It knows nothing of models, plans or
+memory. What it promises, and where the code relies on it:
+
+1. Gradients equal those of the plain function, bit for bit.
+2. RNG, autocast, attention backends and default device are those of the forward (`Ambient`).
+3. Buffers are updated once a step (`Snapshot`).
+4. A tensor that was rebuilt lives until it is used, or until its block's part of the graph is
+   freed; a second backward rebuilds it again.
+5. Arguments are held as autograd holds saved tensors: changed in place, they raise; inside an
+   outer checkpoint they belong to the outer one and are not pinned.
+6. The recompute stops as soon as the last tensor that it owes is there.
+7. Another number or shape of saved tensors than in the forward is an error that names the block.
+8. An exception leaves no hook, no state and no tensor behind.
+
+Nesting follows from two facts: only the innermost hooks see a saved tensor, and the arguments of an
+inner checkpoint are saved tensors of the outer one. So whatever an inner recompute needs, it asks
+of the outer one first.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from mimose.errors import RecomputeError
+from mimose.execution.autograd import Listener
+from mimose.execution.context import Ambient
+from mimose.execution.dry_run import Rehearsal, Watch, alike
+from mimose.execution.saved_arguments import Held, HeldByGraph
+from mimose.tensors import (
+    argument_tensors,
+    is_out_of_memory,
+    local,
+    storage_of,
+    storages_in,
+    task_id,
+    unknown_task,
+)
+
+
+class Found(Protocol):
+    """What a forward found besides its arguments: buffers, attributes."""
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` as if all were as then, and leave it as it is now."""
+
+
+class Frame:
+    """One run of a function whose activations are rebuilt: its forward, then its recomputes.
+
+    A saved tensor is known by its number. In the graph the number stands for it; when the backward
+    asks for one, all are rebuilt and wait in `rebuilt` until they are asked for. Plain lists of
+    plain numbers: each object that Python's garbage collector must follow would cost more than the
+    work itself.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "ambient",
+        "block",
+        "check",
+        "complete",
+        "devices",
+        "dtypes",
+        "early_stop",
+        "found",
+        "function",
+        "held",
+        "in_use",
+        "keeping",
+        "listener",
+        "misfits",
+        "name",
+        "node",
+        "rebuilt",
+        "run_id",
+        "shapes",
+        "storages",
+        "versions",
+    )
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        *,
+        name: str = "",
+        block: int = -1,
+        listener: Listener | None = None,
+        preserve_rng: bool = True,
+        check: bool = True,
+        early_stop: bool = True,
+        found: Found | None = None,
+        keeping: bool = False,
+    ) -> None:
+        tensors = argument_tensors(args, kwargs)
+        self.function = function
+        self.name = name
+        self.block = block
+        self.listener = listener
+        self.check = check
+        self.early_stop = early_stop
+        self.found = found
+        self.keeping = keeping
+        self.ambient = Ambient(tensors, preserve_rng=preserve_rng)
+        self.held: Held | HeldByGraph
+        if _hooks_are_active():
+            self.held = HeldByGraph(args, kwargs)
+        else:
+            self.held = Held(args, kwargs, tensors)
+        self.shapes: list[torch.Size] = []
+        self.dtypes: list[torch.dtype] = []
+        self.devices: list[int] = []
+        self.rebuilt: list[torch.Tensor | None] = []
+        self.versions: list[int] = []
+        self.storages: list[weakref.ref[Any]] = []
+        self.misfits: list[tuple[int, torch.Size, torch.dtype, int]] = []
+        """Which tensors were rebuilt as something else, and as what: not these themselves."""
+        self.complete = False
+        self.run_id: object = None
+        self.node = -1
+        self.in_use: list[torch.Tensor] = []
+        """What the node of that number has unpacked and is working with; while observing."""
+
+    def forward(self, args: Any, kwargs: Any) -> Any:
+        cuda_was_up = torch.cuda.is_initialized()
+        with saved_tensors_hooks(self._packer(), self._unpack):
+            out = self.function(*args, **kwargs)
+        self.complete = True
+        if self.listener is not None:
+            self._tell_of_forward(self.listener, args, kwargs, out)
+        if not cuda_was_up and self.ambient.generators and torch.cuda.is_initialized():
+            raise RuntimeError(
+                f"{self._title}: PyTorch's device state was initialized in the forward pass of a "
+                "checkpoint, so its RNG could not be captured: use the device once before"
+            )
+        return out
+
+    def rehearse(self, out: Any, *, count_operators: bool) -> Rehearsal:
+        """Recompute at once and compare.
+
+        For a frame made with `keeping=True`. The activations stay, and the backward uses them as if
+        there were no checkpoint, unless they are let go of. Without memory to try, they are let go
+        of here, and the error is raised. Operators cannot be counted in compiled code.
+        """
+        watch = Watch(self)
+        try:
+            with watch if count_operators else nullcontext():
+                rebuilt = self._replay(watch.pack, watch.unpack)
+        except Exception as error:
+            if is_out_of_memory(error):
+                self.let_go()
+                raise
+            return Rehearsal(f"it raised {type(error).__name__}: {error}")
+        finally:
+            watch.let_go()
+        if watch.packed != len(self.shapes):
+            return Rehearsal(
+                f"it saved {watch.packed} tensors where the forward saved {len(self.shapes)}"
+            )
+        if self.misfits:
+            return Rehearsal(self._describe_misfits())
+        try:
+            if not alike(out, rebuilt):
+                return Rehearsal("its outputs have other values")
+        except Exception as error:  # nested tensors, say
+            return Rehearsal(f"its outputs cannot be compared ({type(error).__name__}: {error})")
+        return Rehearsal(None, watch.operators_since if count_operators else None)
+
+    def let_go(self) -> None:
+        """Keep nothing any more: the backward recomputes."""
+        self.keeping = False
+        self.rebuilt.clear()
+
+    def keep(self) -> None:
+        """Keep the activations of this run for good: no recompute, and nothing held for one.
+
+        For a frame made with `keeping=True`. Arguments that lead to the frame's own graph would
+        otherwise hold it, and it them, where no garbage collector sees that.
+        """
+        self.function, self.held, self.found = _as_it_is, Held((), {}, []), None
+
+    def _packer(self) -> Callable[[torch.Tensor], int]:
+        shapes, dtypes, devices = self.shapes, self.dtypes, self.devices
+
+        def pack(tensor: torch.Tensor) -> int:
+            shapes.append(tensor.shape)
+            dtypes.append(tensor.dtype)
+            devices.append(tensor.get_device())
+            return len(shapes) - 1
+
+        def pack_and_look(tensor: torch.Tensor) -> int:
+            if self.keeping:
+                self.rebuilt.append(tensor.detach())
+                self.versions.append(_version(tensor))
+            if self.listener is not None:
+                storage = storage_of(tensor)
+                if storage is not None:
+                    self.storages.append(weakref.ref(storage))
+            return pack(tensor)
+
+        return pack_and_look if self.keeping or self.listener is not None else pack
+
+    def _unpack(self, index: int) -> torch.Tensor:
+        run = _exec_group()
+        if run is None:
+            run = task_id()
+        if run != self.run_id or run == _OUTSIDE:
+            if self.keeping:
+                return self._kept(index)
+            self._recompute()
+            self.run_id = run
+        rebuilt = self.rebuilt
+        tensor = rebuilt[index]
+        if tensor is None:
+            return self._unpack_again(index)
+        rebuilt[index] = None
+        if tensor._version != self.versions[index]:
+            self._raise_changed(tensor)
+        if run == _OUTSIDE:  # nobody will come for the others
+            self._forget_rebuilt()
+        elif self.listener is not None:
+            self._hold_until_used(tensor)
+        return tensor
+
+    def _hold_until_used(self, tensor: torch.Tensor) -> None:
+        """Keep a rebuilt tensor alive for as long as a kept one would be: to the end of its node.
+
+        While observing only. A node lets go of what it unpacked as it goes along; what was kept
+        stays until it is done, and a workspace that it takes in between then comes on top.
+        """
+        node = _current_node()
+        if node is None:
+            return
+        number = node._sequence_nr()
+        if number != self.node:  # the first tensor that this one unpacks
+            box: list[torch.Tensor] = []
+            self.node, self.in_use = number, box
+            node.register_hook(lambda *_: box.clear())
+        self.in_use.append(tensor)
+
+    def _kept(self, index: int) -> torch.Tensor:
+        tensor = self.rebuilt[index]
+        assert tensor is not None
+        if _version(tensor) != self.versions[index]:
+            self._raise_changed(tensor)
+        return tensor
+
+    def _forget_rebuilt(self) -> None:
+        self.rebuilt.clear()
+        self.run_id = None
+
+    def _raise_changed(self, tensor: torch.Tensor) -> NoReturn:
+        raise RuntimeError(
+            f"{self._title}: one of the variables needed for gradient computation has been "
+            "modified by an inplace operation: "
+            f"{list(tensor.shape)} {tensor.dtype}"
+        )
+
+    def _unpack_again(self, index: int) -> torch.Tensor:
+        if task_id is not unknown_task:
+            raise RecomputeError(
+                f"{self._title}: Unpack is being triggered for a tensor that was already unpacked "
+                "once. Performing two backward calls that overlap under one GraphExecGroup is not "
+                "allowed, nor is reading ctx.saved_tensors twice in one backward: read it once"
+            )
+        self._recompute()  # another backward, as far as one can tell
+        tensor, self.rebuilt[index] = self.rebuilt[index], None
+        assert tensor is not None
+        return tensor
+
+    def _recompute(self) -> None:
+        self.rebuilt.clear()
+        self.versions = []
+        if self.listener is None:
+            self._replay(self._repacker(), self._looker_up())
+        else:
+            self.listener.before_recompute(self.block)
+            self._replay(self._repacker(), self._looker_up())
+            self.listener.after_recompute(self.block)
+        if len(self.rebuilt) < len(self.shapes):
+            self._fail(
+                "A different number of tensors was saved during the original forward and "
+                f"recomputation: {len(self.shapes)} and {len(self.rebuilt)}"
+            )
+        if self.misfits:
+            self._fail(self._describe_misfits())
+
+    def _replay(
+        self, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]
+    ) -> Any:
+        try:
+            args, kwargs = self.held.release()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{self._title}: {error}. Work on a copy of it, or exclude this block"
+            ) from None
+        self.misfits.clear()
+        self.run_id = None
+        run = self.ambient.run
+        try:
+            with saved_tensors_hooks(pack, unpack), torch.enable_grad():
+                if self.found is None:
+                    return run(self.function, args, kwargs)
+                return self.found.run(run, self.function, args, kwargs)
+        except _Stop:
+            return None
+        except BaseException as error:
+            if self._stopped_in_script(error):
+                return None
+            if not self.keeping:
+                self.rebuilt.clear()
+            raise
+
+    def _stopped_in_script(self, error: BaseException) -> bool:
+        """Whether this was a stop: TorchScript makes an error of its own of any exception."""
+        there = len(self.rebuilt) == len(self.shapes) and self.complete and not self.keeping
+        return there and self.early_stop and isinstance(error, RuntimeError)
+
+    def _repacker(self) -> Callable[[torch.Tensor], int | torch.Tensor]:
+        """What sees the tensors that a recompute saves.
+
+        The recompute's graph, in which no backward runs, gets their numbers instead, and no hook
+        refers to the frame and its arguments: others may hold on to that graph for ever. torch's
+        `ModuleTracker` does, and `FlopCounterMode` with it: its hooks refer to their own nodes.
+        """
+        shapes, dtypes, devices = self.shapes, self.dtypes, self.devices
+        rebuilt, versions, misfits = self.rebuilt, self.versions, self.misfits
+        owed, early_stop, check = len(shapes), self.early_stop, self.check
+        title, complete = self._title, self.complete
+
+        def repack(tensor: torch.Tensor) -> int | torch.Tensor:
+            # Detached, or it would keep the recompute's graph alive, and with it every tensor.
+            if tensor.requires_grad:
+                tensor = tensor.detach()
+            index = len(rebuilt)
+            if index >= owed:
+                if complete:
+                    raise _too_many(title, owed)
+                return tensor  # for a backward inside the function
+            rebuilt.append(tensor)
+            versions.append(tensor._version)
+            if check and (
+                shapes[index] != tensor.shape
+                or dtypes[index] is not tensor.dtype
+                or devices[index] != tensor.get_device()
+            ):
+                kind = tensor.shape, tensor.dtype, tensor.get_device()
+                misfits.append((index, *kind))
+            if early_stop and index + 1 == owed:
+                raise _Stop
+            return index
+
+        return repack
+
+    def _looker_up(self) -> Callable[[int | torch.Tensor], torch.Tensor]:
+        """What gives a recompute's own graph its tensors, for a backward inside the function."""
+        rebuilt, title = self.rebuilt, self._title
+
+        def look_up(saved: int | torch.Tensor) -> torch.Tensor:
+            if not isinstance(saved, int):
+                return saved
+            tensor = rebuilt[saved] if saved < len(rebuilt) else None
+            if tensor is None:
+                raise RecomputeError(
+                    f"{title}: a second backward ran through what a recompute has made. {_REMEDY}"
+                )
+            return tensor
+
+        return look_up
+
+    def _tell_of_forward(self, listener: Listener, args: Any, kwargs: Any, out: Any) -> None:
+        saved = {s._cdata for ref in self.storages if (s := ref()) is not None}
+        self.storages = []
+        inputs = argument_tensors(args, kwargs)
+        made = saved - storages_in(inputs).keys()  # what is passed through is somebody else's
+        own = [storage for key, storage in storages_in(out).items() if key in made]
+        idle = [t for t in inputs if (s := storage_of(t)) is not None and s._cdata not in saved]
+        listener.forward_ends(self.block, own, idle)
+
+    def _describe_misfits(self) -> str:
+        lines = [
+            f"tensor at position {i}: saved "
+            f"{_kind(self.shapes[i], self.dtypes[i], self.devices[i])}, "
+            f"recomputed {_kind(shape, dtype, device)}"
+            for i, shape, dtype, device in self.misfits
+        ]
+        self.misfits.clear()
+        return (
+            "Recomputed values for the following tensors have different metadata than during the "
+            "forward pass: " + "; ".join(lines)
+        )
+
+    def _fail(self, problem: str) -> NoReturn:
+        self.rebuilt.clear()
+        raise RecomputeError(f"{self._title}: {problem}. {_REMEDY}")
+
+    @property
+    def _title(self) -> str:
+        function = self.function
+        return self.name or getattr(function, "__qualname__", "") or type(function).__qualname__
+
+
+def _too_many(title: str, saved: int) -> RecomputeError:
+    return RecomputeError(
+        f"{title}: trying to save more tensors during recomputation than during the original "
+        f"forward pass ({saved}). {_REMEDY}"
+    )
+
+
+def hide_from_compiler() -> None:
+    """Keep the compiler away from what autograd calls for each tensor that a block saves.
+
+    Where a compiled block breaks into several graphs, it would otherwise compile these as well, and
+    again for each new shape.
+    """
+    from torch._dynamo.eval_frame import skip_code  # slow to import; loaded where one compiles
+
+    looking = Frame(_as_it_is, (), {}, keeping=True)
+    hooks = (Frame(_as_it_is, (), {})._packer(), looking._packer(), looking._repacker())
+    own = (looking._looker_up(), storage_of, local, _version, Watch.pack, Watch.unpack)
+    for function in (*hooks, *own):
+        skip_code(function.__code__)
+
+
+class _Stop(BaseException):
+    """All that was owed is there. Not an Exception: a block's own `except` must not catch it."""
+
+
+_REMEDY = (
+    "The block ran differently the second time: look for state that it keeps outside its buffers, "
+    "or exclude it from recomputing"
+)
+
+
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def _hooks_are_active() -> bool:
+    return _top_hooks is None or _top_hooks(True) is not None
+
+
+def foreign_hooks() -> str:
+    """Who else's hooks would see a tensor that is saved now; empty if nobody's or a block's own."""
+    hooks = _top_hooks(True) if _top_hooks is not None else None
+    if hooks is None:
+        return ""
+    if hooks[0].__module__.startswith("mimose."):
+        frame = getattr(hooks[1], "__self__", None)
+        by_hand = isinstance(frame, Frame) and not frame.name
+        return "mimose.checkpoint" if by_hand else ""
+    return f"{hooks[0].__module__}.{hooks[0].__qualname__}"
+
+
+_OUTSIDE = -1
+"""What tells that no backward is running."""
+
+
+_exec_group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lambda: None)
+
+
+_current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _kind(shape: torch.Size, dtype: torch.dtype, device: int) -> str:
+    where = "the CPU" if device < 0 else f"device {device}"
+    return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {where}"

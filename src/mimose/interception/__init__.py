@@ -1,0 +1,29 @@
+"""Which modules of a model are blocks, and how their calls are intercepted.
+
+Also what stands in the way: compiled models, other checkpointing, blocks that cannot be recomputed.
+Knows neither memory nor plans.
+"""
+
+from mimose.interception.attachment import RECOMPUTE_EVERYTHING, Attachment, BlockSeat
+from mimose.interception.block_names import described
+from mimose.interception.blocks import Block, Selector, find_blocks
+from mimose.interception.compiled import Tripwire, refuse_compiled, refuse_lazy
+from mimose.interception.root import RootSeat
+from mimose.interception.takeover import refuse_foreign
+from mimose.interception.trial import Trials
+
+__all__ = [
+    "RECOMPUTE_EVERYTHING",
+    "Attachment",
+    "Block",
+    "BlockSeat",
+    "RootSeat",
+    "Selector",
+    "Trials",
+    "Tripwire",
+    "described",
+    "find_blocks",
+    "refuse_compiled",
+    "refuse_foreign",
+    "refuse_lazy",
+]

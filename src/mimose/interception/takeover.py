@@ -1,0 +1,144 @@
+"""Checkpointing that the model already has: taken over where that is safe, refused where not.
+
+Two layers of checkpointing around one block would recompute it twice. What is switched off here is
+remembered and switched on again by `Takeover.undo`.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from mimose.errors import ConflictError
+from mimose.interception.blocks import Block
+
+try:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+        CheckpointWrapper,
+        OffloadWrapper,
+    )
+except ImportError:  # torch without distributed, or with these moved elsewhere
+
+    class CheckpointWrapper:  # type: ignore[no-redef]
+        pass
+
+    class OffloadWrapper:  # type: ignore[no-redef]
+        pass
+
+
+class Takeover:
+    """The model's own checkpointing around `blocks`, switched off until `undo`."""
+
+    def __init__(self, model: nn.Module, blocks: list[Block]) -> None:
+        self._undo: list[Callable[[], None]] = []
+        related = _related(model, blocks)
+        # A handle that is kept does not keep its model alive.
+        self._related = [(name, weakref.ref(module)) for name, module in related]
+        flagged = (m for _, m in related if hasattr(m, "gradient_checkpointing"))
+        self._flagged = [weakref.ref(module) for module in flagged]
+        self.flags: list[str] = []
+        self.wrappers: list[str] = []
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Look again: a trainer may have switched checkpointing on in the meantime."""
+        related = [(name, m) for name, ref in self._related if (m := ref()) is not None]
+        _refuse(related)
+        flags = [name for name, module in related if self._switch_off_flag(module)]
+        wrappers = [name for name, module in related if self._bypass_wrapper(module)]
+        self.flags = list(dict.fromkeys(self.flags + flags))
+        self.wrappers += wrappers
+        return bool(flags or wrappers)
+
+    @property
+    def due(self) -> bool:
+        """Whether a flag is on again: asked at every step, so that no block is recomputed twice."""
+        on = [m for r in self._flagged if getattr(m := r(), "gradient_checkpointing", False)]
+        return any(hasattr(module, "_gradient_checkpointing_func") for module in on)
+
+    def undo(self) -> None:
+        """Give the model its own checkpointing back."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __str__(self) -> str:
+        taken = self.flags + self.wrappers
+        return f"the model's own checkpointing of {len(taken)} modules ({taken[0]}, …)"
+
+    def __bool__(self) -> bool:
+        return bool(self.flags or self.wrappers)
+
+    def _switch_off_flag(self, module: nn.Module) -> bool:
+        """transformers' `gradient_checkpointing_enable()` sets a flag on layers or stacks."""
+        if not getattr(module, "gradient_checkpointing", False):
+            return False
+        function = getattr(module, "_gradient_checkpointing_func", None)
+        if function is None:
+            return False
+        module.gradient_checkpointing = False  # type: ignore[assignment]
+
+        def undo() -> None:
+            # Whoever switches it off or on in the meantime sets another function: that holds.
+            if module._gradient_checkpointing_func is function:
+                module.gradient_checkpointing = True  # type: ignore[assignment]
+
+        self._undo.append(undo)
+        return True
+
+    def _bypass_wrapper(self, module: nn.Module) -> bool:
+        if not isinstance(module, CheckpointWrapper):
+            return False
+        original: Any = module.checkpoint_fn
+        if isinstance(original, _Bypass):
+            return False
+        module.checkpoint_fn = _Bypass(original)  # type: ignore[assignment]
+        self._undo.append(lambda: setattr(module, "checkpoint_fn", original))
+        return True
+
+
+class _Bypass:
+    """In place of a wrapper's checkpoint function: calls the module; copies as the original."""
+
+    def __init__(self, original: functools.partial[Any]) -> None:
+        self.original = original
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.original.__reduce_ex__(protocol)
+
+
+def refuse_foreign(model: nn.Module, blocks: list[Block]) -> None:
+    """Refuse checkpointing that cannot be taken over, and change nothing."""
+    _refuse(_related(model, blocks))
+
+
+def _related(model: nn.Module, blocks: list[Block]) -> list[tuple[str, nn.Module]]:
+    """The blocks, what is in them, and what they are in."""
+    inside = {id(module) for block in blocks for module in block.module.modules()}
+    at = {id(block.module) for block in blocks}
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if id(module) in inside or any(id(child) in at for child in module.modules())
+    ]
+
+
+def _refuse(modules: list[tuple[str, nn.Module]]) -> None:
+    for name, module in modules:
+        if isinstance(module, CheckpointWrapper):
+            if "context_fn" in getattr(module.checkpoint_fn, "keywords", {}):
+                raise ConflictError(
+                    f"{name!r} is checkpointed selectively (context_fn): mimose would undo that. "
+                    "Unwrap it, or leave this model to its own policy"
+                )
+        if isinstance(module, OffloadWrapper):
+            raise ConflictError(
+                f"{name!r} offloads its activations to the CPU (offload_wrapper): mimose cannot "
+                "recompute what is offloaded. Unwrap it, or do not attach mimose"
+            )

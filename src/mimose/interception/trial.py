@@ -1,0 +1,434 @@
+"""What a block's first run shows: whether it can be recomputed, and what that takes.
+
+The first time that a block is to be recomputed it is tried: run, recomputed at once and compared.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from mimose.errors import ConflictError, RecomputeError, warn
+from mimose.execution import (
+    Begun,
+    Build,
+    Exchanged,
+    FirstLook,
+    Found,
+    Frame,
+    Given,
+    Imprint,
+    Later,
+    Listener,
+    Moment,
+    Place,
+    Rehearsal,
+    Snapshot,
+    Spoken,
+    Traces,
+    all_places_in,
+    foreign_hooks,
+    norm_places,
+    parameter_places,
+    several,
+)
+from mimose.interception.block_kind import make_of
+from mimose.interception.blocks import Block
+from mimose.interception.interceptor import Seat
+from mimose.tensors import is_out_of_memory
+
+log = logging.getLogger("mimose")
+
+_MOST_ATTEMPTS = 3
+"""How often a block is tried for which there is no memory."""
+
+
+_CHANGED_LATER = "the model changes one of its arguments in place after its run"
+
+
+class Tried:
+    """What the first runs of a model's blocks have shown that holds for others of their kind."""
+
+    def __init__(self) -> None:
+        self.stops: dict[type[nn.Module], bool] = {}
+        """Whether an early stop spares anything, by kind of block: counting is slow."""
+        self.trials = 0
+        """How many runs of blocks were trials so far: memory in these is no measure."""
+        self.makes: set[Hashable] = set()
+        """What was recomputed and compared: how a block is made, and what its forward saved."""
+        self.changed_later: set[type[nn.Module]] = set()
+        """The classes of blocks whose arguments are changed in place after their run."""
+        self.waiting: Waiting | None = None
+        self.classes: Counter[type[nn.Module]] = Counter()
+        """How many blocks there are of each class."""
+        self._told: set[tuple[type[nn.Module], str]] = set()
+
+    def tell(self, block: TrialSeat, what: str, remedy: str = "") -> None:
+        """Warn of a block; of others of its class of which the same is to be said, only log it."""
+        kind = type(block.module)
+        if (kind, what) in self._told:
+            log.info("mimose: block %r %s", block.name, what)
+            return
+        self._told.add((kind, what))
+        others = self.classes[kind] - 1
+        alike = f". The log names which of the {others} other {kind.__name__} are the same (INFO)"
+        warn(f"block {block.name!r} {what}{remedy}{alike if others else ''}")
+
+
+class Trials:
+    """Whether any block is tried from now on."""
+
+    __slots__ = ("_before", "_tried")
+
+    def __init__(self, tried: Tried) -> None:
+        self._tried, self._before = tried, tried.trials
+
+    @property
+    def any_since(self) -> bool:
+        return self._tried.trials != self._before
+
+
+class Waiting:
+    """A block that was tried: its activations stay until the next block runs.
+
+    Only then is it seen whether the model changes its arguments in place after its run (a state
+    that is carried along): it could not be recomputed from them.
+    """
+
+    def __init__(self, seat: TrialSeat, frame: Frame, given: Given | None) -> None:
+        self._seat, self._frame = weakref.ref(seat), weakref.ref(frame)
+        self._given = None if given is None else weakref.ref(given)
+
+    def settle(self) -> None:
+        """The next block begins to run."""
+        seat, frame = self._seat(), self._frame()
+        if seat is None:
+            return
+        seat.tried.waiting = None
+        if frame is None:  # the step is over, or was given up
+            return
+        given = None if self._given is None else self._given()
+        if frame.held.changed or (given is not None and given.tensors_changed):
+            frame.keep()
+            seat.tried.changed_later.add(type(seat.module))
+            seat._distrust(_CHANGED_LATER)
+        else:
+            frame.let_go()
+
+
+class TrialSeat(Seat):
+    """A seat that can run its block recomputed, and tries that out the first time."""
+
+    __slots__ = (
+        "attempts",
+        "build",
+        "changing",
+        "comes_last",
+        "early_stop",
+        "large",
+        "later",
+        "listener",
+        "name",
+        "parameters",
+        "run",
+        "speaks_to",
+        "traces",
+        "tried",
+        "trusted",
+    )
+
+    def __init__(self, block: Block, run: int, tried: Tried) -> None:
+        super().__init__(block.module)
+        self.name = block.name
+        self.run = run
+        """What the listener is told of the coming run; the director may set it."""
+        self.listener: Listener | None = None
+        self.tried = tried
+        tried.classes[type(block.module)] += 1
+        self.trusted: bool | None = None
+        """Whether it can be recomputed; not known before its first run."""
+        self.attempts = 0
+        """How often there was no memory to try it."""
+        self.early_stop = True
+        self.changing: list[Place] = []
+        """The buffers that its forward changes."""
+        self.traces = Traces()
+        self.build: Build | None = None
+        """How it was made when it was tried."""
+        self.later: Later | None = None
+        """Looks at what it has left alone so far."""
+        self.large: set[tuple[int, str]] = set()
+        """Attributes with which it was tried though their values are too large to be kept."""
+        self.parameters: list[tuple[dict[str, Any], str]] = []
+        self.comes_last = False
+        """Whether it is the last block of its model."""
+        self.speaks_to: frozenset[int] = frozenset()
+        """The ranks that take part in collectives of its forward, found out on its first run."""
+
+    @property
+    def verdict(self) -> dict[str, Any] | None:
+        """What its first run has shown, in plain values; None if it has not run, or is gone."""
+        module = self._module()
+        if self.trusted is None or module is None or not self.traces.on_modules_alone:
+            return None
+        names = {id(m): name for name, m in module.named_modules()}
+
+        def named(places: Iterable[Place]) -> list[list[str]]:
+            return [[names[id(m)], name] for m, name in places if id(m) in names]
+
+        return {
+            "trusted": self.trusted,
+            "early_stop": self.early_stop,
+            "changing": named(self.changing),
+            "traces": named(self.traces.attributes),
+            "draws": self.traces.draws,
+        }
+
+    def believe(self, verdict: Mapping[str, Any]) -> None:
+        """Take over the verdict of an earlier run of the same model: no need to try again.
+
+        Unless it throws dice, or hooks inside it want to be heard first.
+        """
+        parts = dict(self.module.named_modules())
+        inside = [part for name, part in parts.items() if name]
+        hooked = any(part._forward_hooks or part._forward_pre_hooks for part in inside)
+        if hooked or verdict.get("draws", False):
+            return
+        changing = [(parts[str(at)], str(name)) for at, name in verdict["changing"]]
+        left = [(parts[str(at)], str(name)) for at, name in verdict.get("traces", ())]
+        self._settle(changing, Traces(tuple(left)))
+        self.early_stop = bool(verdict["early_stop"])
+        self.trusted = bool(verdict["trusted"])
+
+    def _settle(self, changing: list[Place], traces: Traces) -> None:
+        self.changing, self.traces = changing, traces
+        self.parameters = parameter_places(self.module)
+        self.build = Build(self.module)
+        self._look_for_more()
+
+    def _look_for_more(self) -> Later:
+        known = {(id(module), name) for module, name in self.changing}
+        places = all_places_in(self.module)
+        quiet = [(module, name) for module, name in places if (id(module), name) not in known]
+        self.later = Later(self.module, self.traces.attributes, quiet)
+        return self.later
+
+    def let_go(self) -> None:
+        """Hold on to no module, no parameter and no step any more."""
+        self.listener = None
+        self.changing, self.parameters, self.traces = [], [], Traces()
+        self.build = self.later = None
+        self.tried = Tried()
+
+    def checkpointed(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run this function of the block's so that the backward recomputes it."""
+        given = Given.of(args, kwargs)
+        if given is not None and given.problem is not None:
+            self._distrust(given.problem)
+            return function(*args, **kwargs)
+        rebuilt = self.build is not None and not self.build.unchanged
+        if self.trusted is None or rebuilt:
+            return self._first_time(function, args, kwargs, given)
+        exchanged, imprint = Exchanged.among(self.parameters), self._imprint()
+        if imprint is not None and imprint.large - self.large:
+            return self._first_time(function, args, kwargs, given)
+        found = _as_one(exchanged, self.changing, imprint, given)
+        moment = self._before()
+        if given is None:
+            frame = self._frame(function, args, kwargs, found=found)
+            out = frame.forward(args, kwargs)
+        else:  # its activations go when it has left these objects alone
+            frame = self._frame(function, given.args, given.kwargs, found=found, keeping=True)
+            out = frame.forward(args, kwargs)
+            if self._changed(given, frame):
+                return out
+            frame.let_go()
+        begun = moment.begun()
+        if begun is not None:
+            self._begins_to_change(begun, frame, out)
+        return out
+
+    def _imprint(self) -> Imprint | None:
+        return Imprint(self.traces) if self.traces else None
+
+    def _before(self) -> Moment:
+        """What a forward that begins now finds of what no forward has changed yet."""
+        if self.later is None or not self.later.current:
+            return self._look_for_more().before()
+        try:
+            return self.later.before()
+        except KeyError:  # an attribute went as another one came
+            return self._look_for_more().before()
+
+    def _changed(self, given: Given | None, frame: Frame) -> bool:
+        """Whether the forward has changed an object that it was given: the block is kept then."""
+        changed = None if given is None else given.changed()
+        if changed is None:
+            return False
+        frame.keep()
+        self._distrust(f"it changes what it is given ({changed})")
+        return True
+
+    def _begins_to_change(self, begun: Begun, frame: Frame, out: Any) -> None:
+        """The recompute of this forward finds the old values, those of later ones find theirs."""
+        buffers, attributes = begun.places
+        old = Snapshot.of(begun.buffers), Imprint.of(begun.attributes)
+        frame.found = _Found((frame.found, *old))
+        if begun.lost:
+            problem = frame.rehearse(out, count_operators=False).problem
+            if problem is not None:
+                raise RecomputeError(
+                    f"block {self.name!r} has begun to change {begun.lost!r} in place, a large "
+                    "tensor that it had left alone, and cannot be recomputed from what it is now: "
+                    f"{problem}. exclude={self.name!r} keeps the block"
+                )
+        traces = self.traces._replace(attributes=(*self.traces.attributes, *attributes))
+        self._settle(self.changing + buffers, traces)
+
+    def _first_time(
+        self, function: Callable[..., Any], args: Any, kwargs: Any, given: Given | None
+    ) -> Any:
+        """Run, recompute at once and compare: what cannot be recomputed is found out here."""
+        self._refuse_foreign_hooks()
+        if type(self.module) in self.tried.changed_later:
+            self._distrust(_CHANGED_LATER)
+            return function(*args, **kwargs)
+        self.tried.trials += 1
+        buffers, look = Snapshot(all_places_in(self.module)), FirstLook(self.module)
+        exchanged = Exchanged.among(parameter_places(self.module))
+        own_args, own_kwargs = (args, kwargs) if given is None else (given.args, given.kwargs)
+        frame = self._frame(function, own_args, own_kwargs, keeping=True)
+        with look.listening():
+            out = frame.forward(args, kwargs)
+        if self._changed(given, frame):
+            return out
+        buffers.add_born(self.module)
+        traces, changed = look.traces(), look.changed_for_good
+        imprint = look.imprint(traces)
+        self.large = self.large | imprint.large
+        frame.found = _Found((exchanged, buffers, imprint, given))
+        make = None if traces or changed is not None else self._make(frame)
+        if make is not None and make in self.tried.makes:
+            frame.let_go()
+            self._trust(buffers, traces)
+        elif changed is not None:  # a second run would change it again
+            frame.keep()
+            self._distrust(f"it changes {changed}")
+        else:
+            rehearsal = self._rehearsed(frame, out)
+            if rehearsal is None:
+                self._could_not_try(buffers, traces)
+            elif rehearsal.problem is not None:
+                frame.keep()
+                self._distrust(rehearsal.problem)
+            else:
+                self._believe_trial(rehearsal, make)
+                self._trust(buffers, traces)
+                if self.comes_last:  # what follows may be large
+                    frame.let_go()
+                else:
+                    self.tried.waiting = Waiting(self, frame, given)
+        return out
+
+    def _could_not_try(self, buffers: Snapshot, traces: Traces) -> None:
+        """Without memory to try it again and again, what a recompute checks anyway must do."""
+        self.attempts += 1
+        if self.attempts == _MOST_ATTEMPTS:
+            self._trust(buffers, traces)
+            self.tried.tell(
+                self,
+                "is too large to be tried: with its activations there twice, memory ran out. It is "
+                "recomputed all the same; that its recompute gives what its forward gave is not "
+                "compared",
+            )
+
+    def _rehearsed(self, frame: Frame, out: Any) -> Rehearsal | None:
+        """How a recompute goes; None without memory to try: the next run is tried again then."""
+        spoken = Spoken()
+        count = self.compiled is None and type(self.module) not in self.tried.stops
+        try:
+            rehearsal = frame.rehearse(out, count_operators=count)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        self.speaks_to = spoken.to()
+        return rehearsal
+
+    def _believe_trial(self, rehearsal: Rehearsal, make: Hashable | None) -> None:
+        """What went well holds for others of the kind."""
+        # Stopping takes an exception, tens of microseconds: only where it spares something.
+        if rehearsal.operators_after_last is not None:
+            self.tried.stops[type(self.module)] = rehearsal.operators_after_last != 0
+        if make is not None:
+            self.tried.makes.add(make)
+
+    def _distrust(self, problem: str) -> None:
+        self.trusted = False
+        what = f"cannot be recomputed: {problem}. It is kept from now on"
+        self.tried.tell(self, what, f"; exclude={self.name!r} says so in advance")
+
+    def _trust(self, buffers: Snapshot, traces: Traces) -> None:
+        self._settle(list({*buffers.changed(), *norm_places(self.module)}), traces)
+        self.trusted = True
+        self.early_stop = self.compiled is not None or self.tried.stops.get(type(self.module), True)
+
+    def _make(self, frame: Frame) -> Hashable | None:
+        """What tells whether another block's verdict holds for this one; None if none can."""
+        if self.compiled is not None or several():  # each finds out for itself who speaks to whom
+            return None
+        make = make_of(self.module)
+        return None if make is None else (make, tuple(frame.shapes), tuple(frame.dtypes))
+
+    def _frame(self, function: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Frame:
+        return Frame(
+            function,
+            args,
+            kwargs,
+            name=f"block {self.name!r}",
+            block=self.run,
+            listener=self.listener,
+            # Whoever listens wants to see the peak of the whole forward.
+            early_stop=self.early_stop and self.listener is None,
+            **options,
+        )
+
+    def _refuse_foreign_hooks(self) -> None:
+        hooks = foreign_hooks()
+        if hooks:
+            raise ConflictError(
+                f"block {self.name!r} runs under saved-tensor hooks of {hooks}: activations are "
+                "already offloaded or checkpointed there, so what a kept block costs cannot be "
+                "told. Switch that off, or leave this model to it and do not attach mimose"
+            )
+
+
+def _as_one(
+    exchanged: Exchanged | None, changing: list[Place], imprint: Imprint | None, given: Given | None
+) -> Found | None:
+    """What a forward that begins now finds, if a recompute may find something else."""
+    buffers = Snapshot(changing) if changing else None
+    things = [thing for thing in (exchanged, buffers, imprint, given) if thing is not None]
+    if len(things) > 1:
+        return _Found(things)
+    return things[0] if things else None
+
+
+class _Found:
+    """Several things that a forward found, as one."""
+
+    __slots__ = ("_things",)
+
+    def __init__(self, things: Sequence[Found | None]) -> None:
+        self._things = [thing for thing in things if thing is not None]
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        for thing in self._things:
+            function = functools.partial(thing.run, function)
+        return function(*args)

@@ -1,0 +1,36 @@
+"""From a prediction and a number of bytes to a plan.
+
+Planners, one file an idea; the plan itself; the cache that hands plans out again. Knows neither
+torch nor where predictions come from.
+"""
+
+from mimose.planning.decision import Decision, Kind, Terms
+from mimose.planning.plan import Plan
+from mimose.planning.plan_cache import CachedPlan, PlanCache
+from mimose.planning.planners import (
+    Greedy,
+    Guarded,
+    KeepAll,
+    Optimal,
+    Planner,
+    RecomputeAll,
+    Static,
+    planner_named,
+)
+
+__all__ = [
+    "CachedPlan",
+    "Decision",
+    "Greedy",
+    "Guarded",
+    "KeepAll",
+    "Kind",
+    "Optimal",
+    "Plan",
+    "PlanCache",
+    "Planner",
+    "RecomputeAll",
+    "Static",
+    "Terms",
+    "planner_named",
+]

@@ -1,0 +1,57 @@
+"""Somebody's own planner, whose mistakes must not end a run."""
+
+from __future__ import annotations
+
+import logging
+import reprlib
+from typing import final
+
+from mimose.costs import Profile
+from mimose.errors import warn
+from mimose.planning.plan import Plan
+from mimose.planning.planners.base import Planner
+from mimose.planning.planners.trivial import RecomputeAll
+
+log = logging.getLogger("mimose")
+
+
+@final
+class Guarded(Planner):
+    """Another planner; where it fails or returns no plan for these runs, all are recomputed.
+
+    That is said once. Training goes on within the budget, slower than it could be.
+    """
+
+    def __init__(self, inner: Planner) -> None:
+        self.inner = inner
+        self.shares = getattr(inner, "shares", False)
+        self._told = False
+
+    def plan(self, profile: Profile, available_bytes: int) -> Plan:
+        try:
+            plan = self.inner.plan(profile, available_bytes)
+            problem = _problem(plan, len(profile.runs))
+        except Exception as error:
+            problem = f"raised {error!r}"
+            log.debug("the planner's error", exc_info=True)
+        if problem is None:
+            return plan
+        self._tell(problem)
+        return RecomputeAll().plan(profile, available_bytes)
+
+    def _tell(self, problem: str) -> None:
+        if not self._told:
+            self._told = True
+            warn(
+                f"planner {type(self.inner).__name__} {problem}: every block is recomputed where "
+                "that happens. Return Plan.of(profile, choices, available_bytes) with a choice "
+                "for each of profile.runs"
+            )
+
+
+def _problem(plan: object, runs: int) -> str | None:
+    if not isinstance(plan, Plan):
+        return f"returned {reprlib.repr(plan)}, which is no Plan"
+    if len(plan.recompute) != runs:
+        return f"returned a plan of {len(plan.recompute)} choices for {runs} runs"
+    return None

@@ -1,0 +1,49 @@
+"""A report as one HTML file that needs nothing else: no network, no server, no library."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import asdict
+from importlib import resources
+from typing import Any
+
+from mimose.reporting.page.contents import Contents
+
+
+def page_of(contents: Contents, title: str) -> str:
+    """The page, complete. Names from a model go in as data and are shown as text."""
+    parts = {
+        "title": html.escape(title),
+        "style": _read("page.css"),
+        "script": _read("page.js"),
+        "data": as_data(_packed(contents)),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read("template.html"))
+
+
+def as_data(values: Any) -> str:
+    """JSON that can stand inside a script element, whatever its strings say."""
+    text = json.dumps(values, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _packed(contents: Contents) -> dict[str, Any]:
+    """As plain values, with curves as columns: they are most of the page."""
+    values = asdict(contents)
+    for size in values["sizes"]:
+        size["curves"] = {
+            name: {
+                "phase": "".join(phase[0] for phase, *_ in moments),
+                "run": [run for _, run, *_ in moments],
+                "ms": [round(seconds * 1e3, 4) for *_, seconds, _ in moments],
+                "bytes": [level for *_, level in moments],
+            }
+            for name, moments in size["curves"].items()
+        }
+    return values
+
+
+def _read(name: str) -> str:
+    return resources.files("mimose.reporting.page").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,102 @@
+"""A report as Markdown: for a pull request, a notebook, a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mimose.reporting.page.contents import Contents, SizeFigures, TimeFigures
+from mimose.units import text_of
+
+_MOST_ROWS = 16
+
+
+def markdown_of(contents: Contents, title: str) -> str:
+    """The report's figures as text and tables."""
+    parts = [f"# {_plain(title)}", _summary(contents)]
+    if contents.sizes:
+        parts += ["## Plans by input size", _sizes(contents)]
+    if contents.time is not None:
+        parts += ["## Time spent recomputing", _time(contents.time)]
+    if contents.events:
+        rows = ((e["step"], e["kind"], e["text"]) for e in contents.events)
+        parts += ["## Events", _table(("step", "what", ""), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(contents: Contents) -> str:
+    header = contents.header
+    lines = [
+        f"{len(contents.runs)} blocks on {header['device_name']}, budget "
+        f"{text_of(contents.budget_bytes)}, planner {header['planner']}, "
+        f"mimose {header['mimose_version']}, torch {header['torch_version']}",
+        f"{contents.total_steps} steps in {contents.seconds:.1f} s, of which "
+        f"{contents.observed_steps} observed",
+        f"highest peak {text_of(contents.peak_bytes)}, "
+        f"{contents.peak_bytes / contents.budget_bytes:.1%} of the budget",
+    ]
+    if contents.total_steps > contents.observed_steps:
+        lines.append(
+            f"recomputing took about {contents.recompute_share:.1%} of the planned steps' time"
+        )
+    if contents.steps_over:
+        planned = contents.total_steps - contents.observed_steps
+        lines.append(f"{contents.steps_over} of {planned} planned steps went over the budget")
+    if contents.peak_held_bytes > contents.budget_bytes:
+        lines.append(f"the allocator held {text_of(contents.peak_held_bytes)}: over the budget")
+    if contents.worst_shortfall is not None and contents.mean_excess is not None:
+        lines.append(
+            f"peaks under-predicted by {contents.worst_shortfall:.2%} at worst, over by "
+            f"{contents.mean_excess:.2%} on average"
+        )
+    return "\n".join(f"- {_plain(line)}" for line in lines)
+
+
+def _sizes(contents: Contents) -> str:
+    sizes, last = contents.sizes, len(contents.sizes) - 1
+    if last >= _MOST_ROWS:
+        sizes = tuple(sizes[round(i * last / (_MOST_ROWS - 1))] for i in range(_MOST_ROWS))
+    rows = (
+        (
+            size.label,
+            size.steps,
+            f"`{size.plan}`",
+            _peak(size, size.plan_peak_bytes),
+            _peak(size, size.kept_peak_bytes),
+            _peak(size, size.recomputed_peak_bytes),
+            f"{size.plan_seconds * 1e3:.1f}",
+        )
+        for size in sizes
+    )
+    columns = "input", "steps", "plan", "peak", "all kept", "all recomputed", "recompute, ms"
+    said = "K: kept, r: recomputed, f: cannot be recomputed."
+    if any(size.at_most_as for size in sizes):
+        said += " ≤: at most, as at the larger size named; too few were observed to predict it."
+    return _table(columns, rows) + f"\n\n{said}"
+
+
+def _peak(size: SizeFigures, number_of_bytes: int) -> str:
+    if size.at_most_as is None:
+        return text_of(number_of_bytes)
+    return f"≤ {text_of(number_of_bytes)} (as at {size.at_most_as})"
+
+
+def _time(time: TimeFigures) -> str:
+    rows = (
+        ("mimose", f"{time.chosen_seconds:.2f}"),
+        ("static plan for the largest size", f"{time.static_seconds:.2f}"),
+        ("everything", f"{time.everything_seconds:.2f}"),
+    )
+    said = (
+        f"Seconds over {time.steps} planned steps, which took {time.seconds:.2f} s without pauses."
+    )
+    return _table(("recomputed", "seconds"), rows) + f"\n\n{said}"
+
+
+def _table(columns: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    lines = [columns, tuple("---" for _ in columns), *rows]
+    return "\n".join("| " + " | ".join(_plain(str(cell)) for cell in line) + " |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """Names from a model must not break a table or become markup."""
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

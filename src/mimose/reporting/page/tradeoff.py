@@ -1,0 +1,37 @@
+"""The price of memory as a picture: expected time of a step against the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mimose.costs import InputSize
+from mimose.reporting.questions import Question
+
+_POINTS = 24
+
+
+def draw_tradeoff(question: Question, weights: Mapping[InputSize, float], path: Path) -> None:
+    """Draw it to a file; needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    ends = question.forecast(weights, [1 << 40])
+    low, high = ends.least_budget_bytes, ends.easy_budget_bytes
+    budgets = [int(low + (high - low) * i / (_POINTS - 1)) for i in range(_POINTS)]
+    rows = question.forecast(weights, budgets).rows
+    unit, name = (1 << 30, "GiB") if high >= 1 << 30 else (1 << 20, "MiB")
+    at = [row.budget_bytes / unit for row in rows]
+    timed = rows[0].step_seconds is not None
+    times = [1e3 * (row.step_seconds if timed else row.recompute_seconds) for row in rows]  # type: ignore[operator]
+    figure = Figure(figsize=(8, 4.6), layout="constrained", dpi=150)
+    axes = figure.subplots()
+    axes.plot(at, times, color="#0b8a7d", linewidth=2)
+    axes.axvline(
+        low / unit, color="#c22f4a", linestyle="--", label="below this the largest does not fit"
+    )
+    axes.axvline(high / unit, color="#2f6fb5", linestyle="--", label="from here all is kept")
+    says = "expected ms a step" if timed else "expected ms of recomputing a step"
+    axes.set(xlabel=f"budget, {name}", ylabel=says, title=f"Up to {ends.largest}")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path)

@@ -1,0 +1,165 @@
+"""What training tells: values, made once, when something has happened; for all who subscribe."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+
+from mimose.costs import InputSize, StepObservation
+from mimose.estimation import Knowledge
+from mimose.memory import Reading
+from mimose.planning import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStart:
+    """What is settled when the first training step is about to come."""
+
+    device: torch.device
+    blocks: tuple[str, ...]
+    budget_bytes: int
+    planner: object
+    collector: str
+    enforce: bool
+    parameter_bytes: int
+    gradient_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStart:
+    """A step whose first block is about to run."""
+
+    size: InputSize
+    reading: Reading
+    planning_seconds: float
+    """From the step's first block to its plan; beside the reading of memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """A step whose backward is over."""
+
+    size: InputSize
+    plan: Plan | None
+    """None if the step was observed."""
+    predicted_peak_bytes: int | None
+    """None if the step was observed."""
+    is_bound: bool = False
+    """Whether the predicted peak is an upper bound, not a prediction for this size."""
+    real_peak_bytes: int | None
+    """The most in use during the step, where that could be seen."""
+    peak_bytes: int | None
+    """The most in use since the allocator's peaks were last reset, where they were read."""
+    peak_held_bytes: int | None
+    """The most held, likewise."""
+    reserve_bytes: int
+    comparable: bool = True
+    """Whether the real peak may be held against the predicted one."""
+    corrected: bool = False
+    """Whether the plan became stricter while the step ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaterBackward:
+    """One more backward through the graph of the last step."""
+
+    reading: Reading
+    predicted_peak_bytes: int | None
+    """None if the step was observed."""
+    real_peak_bytes: int | None
+    """The step's peak by now, where that could be seen."""
+    comparable: bool
+    """Whether the two may be held against each other."""
+
+
+class Subscriber:
+    """Is told what happens in training; overrides what it wants to know."""
+
+    def run_starts(self, run: RunStart) -> None:
+        """The first training step is about to come."""
+
+    def step_opens(self) -> None:
+        """A step is being opened: what happens from here on, its planning too, is part of it."""
+
+    def step_starts(self, step: StepStart) -> None:
+        """The first block of a step is about to run."""
+
+    def step_over(self, record: StepRecord) -> None:
+        """The backward of a step is over."""
+
+    def later_backward_over(self, later: LaterBackward) -> None:
+        """One more backward through the last step's graph is over."""
+
+    def learned(self, observation: StepObservation, *, anew: bool) -> None:
+        """More is known than before; nothing but this if `anew`."""
+
+    def timed(self, observation: StepObservation, regime: Hashable) -> None:
+        """The times of what was learned before, in this regime, are known now."""
+
+    def regime_entered(self, regime: Hashable, knowledge: Knowledge) -> None:
+        """From here on steps run in this regime, of which so much is known already."""
+
+    def memory_ran_out(self) -> None:
+        """A block, or by `retry` a step, is run again because memory ran out."""
+
+    def noted(self, kind: str, text: str) -> None:
+        """Something that people should know has happened."""
+
+    def run_ends(self) -> None:
+        """mimose is detached."""
+
+
+class Events(Subscriber):
+    """Passes on what happens to all who have subscribed, in the order in which they did."""
+
+    def __init__(self) -> None:
+        self._subscribers: list[Subscriber] = []
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        self._subscribers.append(subscriber)
+
+    def run_starts(self, run: RunStart) -> None:
+        for each in self._subscribers:
+            each.run_starts(run)
+
+    def step_opens(self) -> None:
+        for each in self._subscribers:
+            each.step_opens()
+
+    def step_starts(self, step: StepStart) -> None:
+        for each in self._subscribers:
+            each.step_starts(step)
+
+    def step_over(self, record: StepRecord) -> None:
+        for each in self._subscribers:
+            each.step_over(record)
+
+    def later_backward_over(self, later: LaterBackward) -> None:
+        for each in self._subscribers:
+            each.later_backward_over(later)
+
+    def learned(self, observation: StepObservation, *, anew: bool) -> None:
+        for each in self._subscribers:
+            each.learned(observation, anew=anew)
+
+    def timed(self, observation: StepObservation, regime: Hashable) -> None:
+        for each in self._subscribers:
+            each.timed(observation, regime)
+
+    def regime_entered(self, regime: Hashable, knowledge: Knowledge) -> None:
+        for each in self._subscribers:
+            each.regime_entered(regime, knowledge)
+
+    def memory_ran_out(self) -> None:
+        for each in self._subscribers:
+            each.memory_ran_out()
+
+    def noted(self, kind: str, text: str) -> None:
+        for each in self._subscribers:
+            each.noted(kind, text)
+
+    def run_ends(self) -> None:
+        for each in self._subscribers:
+            each.run_ends()

@@ -1,0 +1,123 @@
+"""Say what people should know: in the log, as warnings, and in the recording."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from mimose.costs import InputSize, Profile, peak
+from mimose.errors import warn
+from mimose.memory import ALLOCATOR_SETTINGS
+from mimose.planning import Plan
+from mimose.training.events import Events
+from mimose.training.setting import Setting
+from mimose.units import Budget, text_of
+
+log = logging.getLogger("mimose")
+
+
+_LITTLE = 0.1
+"""Where recomputing saves less than this share of a step's memory, its blocks are not worth it."""
+
+
+def _if_little_is_saved(plan: Plan, profile: Profile | None) -> str:
+    """That the blocks are not where the memory goes, where a plan saves next to nothing."""
+    if profile is None:
+        return ""
+    all_kept = peak(profile, [False] * len(plan.recompute))
+    saved = all_kept - plan.peak_bytes
+    if saved >= _LITTLE * all_kept:
+        return ""
+    return (
+        f". Recomputing saves only {text_of(max(0, saved))} of the {text_of(all_kept)} that this "
+        "step takes with all blocks kept: the rest is outside of the blocks, or comes back with "
+        "each recompute. Smaller blocks, or others, may save more: name them with blocks="
+    )
+
+
+class Herald:
+    """Tells of a run's turns, each in the place where people look for it."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._said_too_little = False
+
+    def attached(self, model: str, blocks: str, budget: Budget, device: torch.device) -> None:
+        """mimose is on a model from now on."""
+        log.info("mimose is attached to %s: %s, budget %s, on %s", model, blocks, budget, device)
+
+    def planning_begins(
+        self, setting: Setting, blocks: int, observed_steps: int, allocator_left: str | None
+    ) -> None:
+        """Sizes that were never seen can be predicted from now on."""
+        self._events.noted("planning", f"{observed_steps} steps were observed")
+        log.info(
+            "mimose plans from now on: %d blocks, %d steps observed, budget %s, reserve %s",
+            blocks,
+            observed_steps,
+            text_of(setting.budget_bytes),
+            text_of(setting.reserve.bytes),
+        )
+        if setting.meter.fragments and allocator_left is not None:
+            warn(
+                "batches vary in size and PyTorch's CUDA allocator works without expandable "
+                f"segments; mimose has left it alone because {allocator_left}. Memory will be lost "
+                f"in fragments between tensors, so {text_of(setting.reserve.bytes)} of the budget "
+                f"stay free. Configure it with {ALLOCATOR_SETTINGS}, or not at all"
+            )
+
+    def tell_if_too_little(
+        self,
+        setting: Setting,
+        size: InputSize,
+        plan: Plan,
+        in_use_bytes: int,
+        profile: Profile | None = None,
+    ) -> None:
+        """Once, if not even this plan fits."""
+        if self._said_too_little or plan.fits:  # maybe by what real peaks have taught
+            return
+        # What is only wider than a margin for noise may still fit, as a rule it does; and the
+        # reserve is larger while little is known.
+        if plan.peak_bytes <= setting.budget_bytes - setting.reserve.least - in_use_bytes:
+            return
+        self._said_too_little = True
+        if in_use_bytes >= setting.budget_bytes - setting.reserve.least:
+            self._tell_that_none_fits(setting, in_use_bytes)
+            return
+        does = "under this plan" if plan.kept else "with every block recomputed"
+        needed = in_use_bytes + plan.peak_bytes
+        missing = needed - (setting.budget_bytes - setting.reserve.least)
+        message = (
+            f"input {size} needs {text_of(needed)} {does}, {text_of(missing)} more than the budget "
+            f"of {text_of(setting.budget_bytes)} leaves after its reserve of "
+            f"{text_of(setting.reserve.least)}: raise memory_budget or shorten the batch"
+            f"{_if_little_is_saved(plan, profile)}. Training goes on"
+        )
+        self._events.noted("budget too small", message)
+        warn(message)
+
+    def _tell_that_none_fits(self, setting: Setting, in_use_bytes: int) -> None:
+        message = (
+            f"{text_of(in_use_bytes)} are in use before the first block runs (parameters, "
+            "optimizer state, the batch), of a budget of "
+            f"{text_of(setting.budget_bytes)}: no plan can help, raise memory_budget. Training "
+            "goes on with every block recomputed"
+        )
+        self._events.noted("budget too small", message)
+        warn(message)
+
+    def changed(self, what: str) -> None:
+        """What was learned does not hold any more: it is observed anew."""
+        log.info("mimose: %s", what)
+        self._events.noted("regime", what)
+
+    def ran_out(self, size: InputSize | None, why: str, what_now: str) -> None:
+        """A step has run out of memory."""
+        log.warning("mimose: memory ran out at input %s; %s", size, what_now)
+        self._events.noted("recovery", why)
+
+    def recomputed_instead(self, block: str) -> None:
+        """A block that was to be kept ran out of memory, and is recomputed."""
+        self._events.noted("recovery", f"block {block} was to be kept and is recomputed")

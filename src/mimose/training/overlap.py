@@ -1,0 +1,98 @@
+"""Steps of several handles that are open at once, as those of a GAN are.
+
+The discriminator's step lies inside of the generator's: it begins after the generator's forward and
+is through before the generator's backward. What one of them keeps is memory that the other finds.
+So that each can plan for itself:
+
+- A step inside of one that is observed keeps nothing. The outer one then sees the inner one at its
+  least, and its plan leaves room for that; the inner one keeps what fits into the rest.
+- The outer one's backward is no part of what the inner one costs: its own plan counts for that.
+- Both are expected to peak where the higher of their predictions does.
+- Where the outer one goes on before the inner one's backward is through (two losses, one backward
+  after the other), what the inner one keeps comes on top of all that the outer one does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from mimose.training.steps import PlannedStep, Step
+
+_GIVEN_UP = 16
+"""After how many steps in a row without a backward a handle's next ones are not waited for."""
+
+
+class Overlap:
+    """One handle's open step among those of the others."""
+
+    _all: ClassVar[weakref.WeakSet[Overlap]] = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        self._step: Step | None = None
+        self._device: torch.device | None = None
+        self._without_backward = 0
+        self.interrupted = False
+        """Whether steps of others have gone on amid one of this handle, so that they may again."""
+        self.interrupts = False
+        """Whether a step of this handle has gone on amid one of others."""
+
+    def around(self, device: torch.device) -> list[Step]:
+        """The steps of others that wait for their backward while one of this handle begins."""
+        self._close()
+        self._device = device
+        self._all.add(self)
+        return self._of_others() if len(self._all) > 1 else []
+
+    def _of_others(self) -> list[Step]:
+        others = [one for one in self._all if one is not self and one._device == self._device]
+        return [step for one in others if (step := one._waiting) is not None]
+
+    @property
+    def _waiting(self) -> Step | None:
+        step = self._step
+        if step is None or self._without_backward >= _GIVEN_UP:
+            return None
+        return None if step.over or step.blind or step.abandoned else step
+
+    def opened(self, step: Step, around: Sequence[Step]) -> None:
+        """A step of this handle has begun inside of these."""
+        self._step = step
+        step.alone = len(self._all) == 1
+        for outer in around:
+            outer.contains(step)
+        if isinstance(step, PlannedStep) and around:
+            step.told_of_others = all(map(predicts, around))
+            self.share_predictions(step)
+
+    def share_predictions(self, step: PlannedStep) -> None:
+        """Steps that are open at once peak where the highest of them does."""
+        for other in self._of_others():
+            if isinstance(other, PlannedStep):
+                other.expect(step.own_peak)
+                step.expect(other.own_peak)
+
+    def beside_bytes(self, around: Sequence[Step], in_use: int) -> int:
+        """What the steps of others may add to a step, while it is open, to what is in use now."""
+        peaks = [step.own_peak for step in around if isinstance(step, PlannedStep)]
+        return max(0, max(peaks, default=0) - in_use) if self.interrupted else 0
+
+    def leave(self) -> None:
+        """The handle is detached."""
+        self._close()
+        self._all.discard(self)
+
+    def _close(self) -> None:
+        if self._step is not None:
+            self.interrupted |= self._step.interrupted
+            self.interrupts |= self._step.interrupts
+            self._without_backward = 0 if self._step.over else self._without_backward + 1
+            self._step = None
+
+
+def predicts(step: Step) -> bool:
+    """Whether it is known how far a step will rise."""
+    return isinstance(step, PlannedStep) and bool(step.plan.recompute)

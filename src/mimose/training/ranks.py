@@ -1,0 +1,154 @@
+"""Several processes train one model: where they must decide alike, and where one may act alone.
+
+As a rule each rank plans for its own batch. A recomputed block only repeats arithmetic, and DDP and
+FSDP2 issue the same collectives in the same order whatever is recomputed. It is different where a
+block's forward issues collectives itself: synchronized norms, tensor- or expert-parallel layers,
+FSDP units inside the block. Its recompute issues them again, and a rank that recomputes would wait
+for one that keeps. There the ranks agree first: a block is recomputed everywhere if one rank needs
+it, and a step is observed everywhere if one rank must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mimose.costs import Run
+from mimose.errors import ConflictError
+from mimose.execution import Spoken, several
+
+if TYPE_CHECKING:
+    from mimose.interception import BlockSeat
+
+
+class Agreement:
+    """Makes ranks recompute the same blocks, where a recompute speaks to other ranks.
+
+    One small all-reduce a step among those ranks, on the CPU, in a gloo group of its own: no GPU
+    waits for it. A block is recomputed on all of them if the plan of one says so; a step is
+    observed on all if one must observe; a block that one cannot recompute none recomputes.
+    """
+
+    def __init__(self, seats: Sequence[BlockSeat]) -> None:
+        self._seats = seats
+        self._group: Any = None
+
+    @property
+    def untried(self) -> bool:
+        """Whether no block has run yet, so that nobody knows which of them speak to others."""
+        return all(seat.trusted is None for seat in self._seats)
+
+    @property
+    def needed(self) -> str | None:
+        """Why ranks must decide alike, in words; None where each may decide for itself."""
+        for seat in self._seats:
+            if seat.speaks_to:
+                return f"block {seat.name!r} {_in_words(seat.module)}"
+        return None
+
+    def agree(self, again: Mapping[Run, bool] | None) -> dict[Run, bool] | None:
+        """The common choice for this rank's runs; None if the step is observed.
+
+        `again` is what this rank would do by itself, None if it would observe. All ranks that speak
+        to each other must come here at the same point of their programs.
+        """
+        count = len(self._seats)
+        common = self._largest(self._vector(again))
+        observe, distrusted, untried, choices = _split(common, 1, count, count, count * _RUNS)
+        self._follow(distrusted, untried)
+        if observe[0]:
+            return None
+        return {run: bool(choices[_place(run)]) for run in again or ()}
+
+    def any(self, flag: bool) -> bool:
+        """Whether it holds on one of the ranks."""
+        return bool(self._largest([int(flag)])[0])
+
+    def _vector(self, again: Mapping[Run, bool] | None) -> list[int]:
+        choices = [1] * (len(self._seats) * _RUNS)  # what no plan knows is recomputed
+        for run in again or ():
+            choices[_place(run)] = 0
+        for run, recomputed in (again or {}).items():
+            choices[_place(run)] |= recomputed
+        distrusted = [int(seat.trusted is False) for seat in self._seats]
+        untried = [int(seat.trusted is None) for seat in self._seats]
+        return [int(again is None), *distrusted, *untried, *choices]
+
+    def _largest(self, own: list[int]) -> list[int]:
+        """The largest of each number over the ranks."""
+        if self._group is None:
+            self._group = self._meet()
+        numbers = torch.tensor(own, dtype=torch.int32, device="cpu")  # whatever the default is
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group)
+        common: list[int] = numbers.tolist()
+        return common
+
+    def _meet(self) -> Any:
+        ranks = sorted(frozenset().union(*(seat.speaks_to for seat in self._seats)))
+        group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        counts = torch.tensor([len(self._seats), -len(self._seats)], device="cpu")
+        dist.all_reduce(counts, dist.ReduceOp.MAX, group=group)
+        most, fewest = int(counts[0]), -int(counts[1])
+        if most != fewest:
+            raise ConflictError(
+                f"{self.needed}, so that ranks {ranks} must recompute the same blocks; but one has "
+                f"{most} blocks and another {fewest}. Attach mimose to the same blocks everywhere, "
+                "or leave those that speak to other ranks out by exclude="
+            )
+        return group
+
+    def _follow(self, distrusted: list[int], untried: list[int]) -> None:
+        """What one rank cannot recompute none does; what one has not tried all try again."""
+        for seat, bad, new in zip(self._seats, distrusted, untried, strict=True):
+            if bad:
+                seat.trusted = False
+            elif new:
+                seat.trusted = None
+
+
+_RUNS = 16
+"""Runs of one block in a step that are told apart; later ones share the last place."""
+
+
+def _place(run: Run) -> int:
+    index, nth = run
+    return index * _RUNS + min(nth, _RUNS - 1)
+
+
+def _split(numbers: list[int], *lengths: int) -> list[list[int]]:
+    parts, at = [], 0
+    for length in lengths:
+        parts.append(numbers[at : at + length])
+        at += length
+    return parts
+
+
+def _in_words(block: nn.Module) -> str:
+    """What makes a block speak to other ranks, as far as its structure tells."""
+    if any(isinstance(part, nn.SyncBatchNorm) for part in block.modules()):
+        return "holds SyncBatchNorm, which asks other ranks for their statistics"
+    if any(type(part).__name__ == "FullyShardedDataParallel" for part in block.modules()):
+        return "is or holds an FSDP1 unit, which gathers its parameters in each forward"
+    if any(hasattr(parameter, "ds_id") for parameter in block.parameters()):
+        return "is partitioned by DeepSpeed ZeRO-3, which gathers parameters in each forward"
+    return "issues collectives in its forward"
+
+
+def why_not_alone(spoken: Spoken, *, in_forward: bool) -> str | None:
+    """Why this rank must not run a step that has failed once more by itself; None if it may.
+
+    `spoken` was made when the step began. As long as the rank has issued no collective, the others
+    cannot tell its second try from its first: they wait for it in their backward.
+    """
+    if not several():
+        return None
+    others = sorted(spoken.to() - {dist.get_rank()})
+    if others:
+        return f"it has issued collectives with ranks {others}, which would not repeat them"
+    if not in_forward:
+        return "its forward was done, and gradients are counted on their way to other ranks"
+    return None

@@ -1,0 +1,97 @@
+"""Out of memory: let go of everything, go back to the start, and try a stricter plan."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from mimose.errors import OutOfMemory
+from mimose.execution import Spoken
+from mimose.tensors import forget, is_out_of_memory
+from mimose.training.ranks import why_not_alone
+from mimose.training.rewind import Restart
+from mimose.training.scheduler import AS_PLANNED, EVERYTHING, STRICTER
+
+T = TypeVar("T")
+
+_NOT_AGAIN = "the step is not run again"
+
+
+class Patient(Protocol):
+    """Whose steps are to be run again."""
+
+    def restart(self) -> Restart: ...
+    def be_as_strict_as(self, strictness: int) -> None: ...
+    def failed_in_forward(self) -> bool:
+        """Whether the model's forward was still running when memory ran out."""
+
+    def give_up_step(self) -> bool:
+        """Forget the step that failed; whether it kept anything."""
+
+    def tell_of_failure(self, why: str, what_now: str) -> None:
+        """Say that memory ran out, and what is done about it."""
+
+    def does_not_fit(self) -> str:
+        """What cannot be helped, in words and numbers."""
+
+
+def recover(patient: Patient, function: Callable[..., T], args: Any, kwargs: Any) -> T:
+    """The value of `function`, if need be of a second or third attempt."""
+    start, spoken = patient.restart(), Spoken()
+    handled = sys.exc_info()[1]  # if this is called where an exception is dealt with
+    strictness = AS_PLANNED
+    while True:
+        try:
+            patient.be_as_strict_as(strictness)
+            value = function(*args, **kwargs)
+        except BaseException as error:
+            if not is_out_of_memory(error):
+                start.settle()
+                raise
+            why = str(error)
+            forget(error, sparing=handled)
+        else:
+            start.settle()
+            return value
+        finally:
+            patient.be_as_strict_as(AS_PLANNED)
+        bound = _why_bound(start, spoken, patient)
+        gc.collect()
+        start.rewind()
+        kept_something = patient.give_up_step()
+        if bound is not None:
+            patient.tell_of_failure(why, _NOT_AGAIN)
+            raise OutOfMemory(f"{why}. {bound}{_left_behind(start)}")
+        if strictness == EVERYTHING:
+            patient.tell_of_failure(why, _NOT_AGAIN)
+            said = f"{patient.does_not_fit()}{_left_behind(start)}"
+            raise OutOfMemory(f"{said}. The last attempt failed with: {why}")
+        strictness = STRICTER if kept_something and strictness == AS_PLANNED else EVERYTHING
+        blocks = "more blocks" if strictness == STRICTER else "every block"
+        patient.tell_of_failure(why, f"the step is run again with {blocks} recomputed")
+
+
+def _why_bound(start: Restart, spoken: Spoken, patient: Patient) -> str | None:
+    """Why there must be no other attempt, in words; None if there may."""
+    alone = why_not_alone(spoken, in_forward=patient.failed_in_forward())
+    if alone is not None:
+        return f"One of several ranks must not try again alone: {alone}"
+    if not start.possible:
+        return (
+            "It cannot be tried again, since parameters have changed in it: leave the optimizer's "
+            "step outside of what is called by retry"
+        )
+    return None
+
+
+def _left_behind(start: Restart) -> str:
+    """No attempt will follow: what failed ones have left in gradients, in words."""
+    spoiled = start.settle()
+    if not spoiled:
+        return ""
+    return (
+        f". {spoiled} gradients that were there before hold a part of this batch's by now: clear "
+        "them if training goes on"
+    )

@@ -1,0 +1,234 @@
+"""What is settled at the first training forward: the device, its meter, the bytes to plan for."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from mimose.errors import ConflictError, warn
+from mimose.memory import Clock, Meter, Reading, meter_for, reserve_for
+from mimose.tensors import Gradients, Parameters, bytes_of
+from mimose.training.lookout import Lookout
+from mimose.units import Budget, text_of
+
+_WARY_STEPS = 16
+"""Planned steps after which a failure is forgotten."""
+
+
+class Setting:
+    """Where a model trains, and within which bytes.
+
+    Settled late, so that the order of attaching, moving, wrapping and preparing does not matter.
+    """
+
+    def __init__(self, model: nn.Module, budget: Budget, *, enforce: bool) -> None:
+        self.open = True
+        self.device = device_of(model)
+        self._parameters = Parameters(model)
+        self._all_parameters = self._parameters.now()
+        self.parameter_bytes = bytes_of(self._all_parameters)
+        self.look_again()
+        self.lookout = Lookout(model, self.device)
+        self._failed_at: int | None = None
+        self._wary_steps = 0
+        self._untidy = False
+        self._steps = self._forwards = 0
+        self._unread: int | None = None
+        """The peak of the last step, if memory was not read at its end."""
+        self.clock = Clock(self.device)
+        self.meter = meter_for(self.device)
+        reading = self.meter.read()
+        self.budget_bytes = _settled(budget, self.meter, reading, self.device)
+        self.reserve = reserve_for(self.budget_bytes, self.meter)
+        self._grain = max(1, self.budget_bytes >> 13)
+        self._peak_held, self._last = reading.peak_held, reading
+        if enforce:
+            self.meter.limit(self.budget_bytes - spare_bytes(self.budget_bytes, self.meter))
+
+    def close(self) -> None:
+        """Lift the limit, stop counting, hold on to nothing."""
+        self.open = False
+        self.meter.limit(None)
+        self.meter.close()
+        self._parameters, self._all_parameters = Parameters(nn.Module()), []
+        self.gradients = Gradients([])
+        self.lookout = Lookout(nn.Module(), self.device)
+
+    def available(self, in_use: int) -> int:
+        """Bytes that a step may rise above its start, if so much is in use then."""
+        return self.budget_bytes - self.reserve.bytes - in_use
+
+    def note_failures(self, reading: Reading, *, kept: bool = True) -> bool:
+        """Learn from memory that has run out since this was last asked; whether it has.
+
+        In a step that `kept` nothing, no reserve would have helped.
+        How often does not matter: cuDNN fails with one engine after another until one does with
+        less, and a block that is tried out fails by itself, all in one step.
+        """
+        if reading.failures == self._last.failures:
+            return False
+        if kept:
+            self.reserve.ran_out()
+        self._last = reading
+        return True
+
+    def forgive_failures(self) -> None:
+        """What has failed could not have fitted: there is nothing to learn from it."""
+        self._last = self.meter.read()
+
+    def make_room(self, predicted_peak: int, reading: Reading) -> None:
+        """Give cached memory back before a step as large as one that has failed because of it.
+
+        The allocator gives it back itself when it runs short, but in the middle of a step what is
+        cached lies between tensors that are in use. It makes everybody wait for the device, so it
+        is done once for a failure, and only where what is cached may be in the way; and once where
+        more is lost between tensors than is reserved for.
+        """
+        if self._untidy and self.reserve.near_limit(predicted_peak):
+            self._untidy = False
+            self.meter.release_cached()
+            return
+        if self._failed_at is None:
+            return
+        self._wary_steps -= 1
+        cached = reading.held - reading.in_use
+        in_the_way = cached > 0 and predicted_peak + cached > self.budget_bytes
+        if predicted_peak >= self._failed_at and in_the_way:
+            self.meter.release_cached()
+            self._failed_at = None
+        elif not self._wary_steps:
+            self._failed_at = None
+
+    def failed(self, peak_bytes: int) -> None:
+        """A step that was to peak at so much has run out of memory."""
+        self._failed_at = min(peak_bytes, self._failed_at or peak_bytes)
+        self._wary_steps = _WARY_STEPS
+        self.meter.release_cached()
+
+    def look_for_replaced(self, model: nn.Module) -> None:
+        """Let go of parameters that others have taken the place of, and see these.
+
+        The first tells of all, as a rule; all are looked at now and then, and whether there are
+        others. Not what FSDP2 puts in their place for the length of a step: that is of another
+        kind.
+        """
+        self._forwards += 1
+        former = self._all_parameters
+        if self._forwards % 64 == 0:
+            self._parameters.look_again()
+        elif self._parameters.first() is former[0]:
+            return
+        now = self._parameters.now()
+        same_kind = {type(parameter) for parameter in now} == {type(p) for p in former}
+        if same_kind and [id(p) for p in now] != [id(p) for p in former]:
+            self._all_parameters = now
+            self.lookout = Lookout(model, self.device)
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Other parameters are trained than before."""
+        self.gradients = Gradients(p for p in self._all_parameters if p.requires_grad)
+        self.gradient_bytes = self.gradients.bytes
+
+    def rounded(self, number_of_bytes: int) -> int:
+        """Down to a multiple of 0.012 % of the budget, so that steps that hardly differ share."""
+        return number_of_bytes // self._grain * self._grain
+
+    def bracket(self, stale_bytes: int) -> tuple[int, int]:
+        """The numbers on both sides of this one, between which steps share their plans.
+
+        At most an eighth of it apart, and 0.4 % of the budget: hardly two steps hold as much of the
+        last one's outputs.
+        """
+        finest = 1 << max(0, stale_bytes.bit_length() - 4)
+        grain = max(self._grain, min(finest, self.budget_bytes >> 8))
+        least = stale_bytes // grain * grain
+        return least, least + grain if stale_bytes else 0
+
+    def start_planned_step(self, reading: Reading) -> Reading:
+        """The reading to measure the step's peak against."""
+        if not self.meter.private:
+            return reading
+        self.meter.reset_peak()
+        return reading._replace(peak=reading.in_use)
+
+    def reading_after(self, predicted_peak: int) -> Reading | None:
+        """A reading at the end of a step that was to peak there, if it may tell anything.
+
+        Far from the limit there is nothing to learn from most steps, and reading takes time.
+        """
+        self._steps += 1
+        near = predicted_peak >= 0.9 * (self.budget_bytes - self.reserve.bytes)
+        if near or self.meter.private or self._steps % 8 == 0:
+            return self.meter.read()
+        self._unread = predicted_peak
+        return None
+
+    def forward_over(self, predicted_peak: int) -> None:
+        """A planned step's forward is done that is to peak there."""
+        if not self.reserve.wants_look(predicted_peak):
+            return
+        lost = self.meter.lost_bytes()
+        if lost is not None:
+            self._untidy = self.reserve.learn_lost(lost)
+
+    def step_begins(self, reading: Reading) -> None:
+        """What the allocator had to do for the last step, if nobody has looked, counts for that."""
+        if self._unread is not None:
+            self.learn_reserve(reading, self._unread)
+
+    def learn_reserve(self, reading: Reading, peak_bytes: int) -> None:
+        """A planned step is over."""
+        self.reserve.learn(
+            peak_bytes=peak_bytes,
+            held_bytes=reading.held,
+            grew=reading.peak_held > self._peak_held,
+            retries=reading.retries - self._last.retries,
+        )
+        self._unread = None
+        self._peak_held = max(self._peak_held, reading.peak_held)
+        if reading.failures != self._last.failures:  # rescued by a guard: for `note_failures`
+            reading = reading._replace(failures=self._last.failures)
+        self._last = reading
+
+
+def spare_bytes(budget_bytes: int, meter: Meter) -> int:
+    """How far below a budget a hard limit must be: the allocator may run over it by a few pages."""
+    return max(budget_bytes // 500, meter.overshoot_bytes)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The one device that a model is on."""
+    devices = {p.device for p in model.parameters()}
+    if len(devices) != 1:
+        shown = " and ".join(sorted(map(str, devices))) or "no device: it has no parameters"
+        raise ConflictError(
+            f"the model is on {shown}. mimose plans for one device a process: keep the model on "
+            "one, or spread it with torchrun and FSDP"
+        )
+    return devices.pop()
+
+
+def first_device(model: nn.Module) -> torch.device:
+    """Where the first parameter is: good enough before anything is settled."""
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _settled(budget: Budget, meter: Meter, reading: Reading, device: torch.device) -> int:
+    number = budget.in_bytes(
+        device_bytes=meter.device_bytes, free_bytes=meter.free_bytes(), own_bytes=reading.held
+    )
+    if number > meter.device_bytes:
+        warn(
+            f"memory_budget={text_of(number)} is more than {device} has: planning for its "
+            f"{text_of(meter.device_bytes)}"
+        )
+        return meter.device_bytes
+    if number <= reading.in_use:
+        warn(
+            f"memory_budget={text_of(number)} is less than the {text_of(reading.in_use)} in use "
+            "before the first step (parameters and what else is alive): every block will be "
+            "recomputed, and the budget will not hold. Raise memory_budget"
+        )
+    return number
