@@ -84,7 +84,7 @@ class Bench:
             self.step(model, optimizer, length)
             step = handle._engine._step
             assert isinstance(step, ObservedStep)
-            observation = step.ride.observation(step.size)
+            observation = step.collector.observation(step.size)
             if observation is not None:
                 # Equal blocks share their time, or the oracle would choose by the clock's noise.
                 seen[length] = with_shared_times(observation)
@@ -137,7 +137,7 @@ class Bench:
         exact = truth.profile().in_step(truth.born_bytes, 0, handle._engine.setting.gradients.bytes)
         best = Optimal().plan(exact, available)
         ours, predicted = step.plan, step.predicted_peak
-        known = handle._engine.scheduler.knowledge.predict(step.size)
+        known = handle._engine.scheduler.cost_model.predict(step.size)
         if not step.exact and known is not None:  # else a larger size's plan, and its prediction
             known = known.in_step(truth.born_bytes, 0, handle._engine.setting.gradients.bytes)
             predicted = step.start.in_use + peak(known, ours.recompute)

@@ -51,7 +51,7 @@ def session_costs(device: str) -> dict[str, Any]:
     setting = handle._engine.setting
     assert setting is not None
     reading, size = setting.meter.read(), handle._engine.size_of((), batch(111))
-    profile = handle._engine.scheduler.knowledge.predict(size)
+    profile = handle._engine.scheduler.cost_model.predict(size)
     assert profile is not None
     low, high = (peak(profile, [again] * 12) for again in (True, False))
     in_use = setting.budget_bytes - setting.reserve.bytes - (low + high) // 2
@@ -60,7 +60,7 @@ def session_costs(device: str) -> dict[str, Any]:
     def decided_anew() -> None:
         """As if nothing had been planned or predicted since the last observation."""
         scheduler.cache.clear()
-        for estimator in scheduler.knowledge._estimators.values():
+        for estimator in scheduler.cost_model._estimators.values():
             estimator._told.clear()
         decision = scheduler.decide(setting, size, tight, 0)
         assert decision is not None

@@ -16,7 +16,13 @@ import torch
 from torch import nn
 
 from common import bert_base, circumstances, llama_1b, parser_of, save, spread
-from mimose.interception import RECOMPUTE_EVERYTHING, Attachment, Block, BlockSeat, find_blocks
+from mimose.interception import (
+    RECOMPUTE_EVERYTHING,
+    Attachment,
+    Block,
+    BlockInterceptor,
+    find_blocks,
+)
 
 Batch = dict[str, torch.Tensor]
 
@@ -75,7 +81,7 @@ class _Mimose(_Plain):
         self.attachment.detach()
 
     def __enter__(self) -> None:
-        self.attachment.take_seats()
+        self.attachment.intercept_again()
 
     def __exit__(self, *_: object) -> None:
         self.attachment.detach()
@@ -126,7 +132,7 @@ def measure(case: Any, device: str, rounds: int, warmup: int = 5) -> dict[str, A
 
 
 class _Keep:
-    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
         return False
 
 
@@ -138,7 +144,7 @@ class _Nothing(nn.Module):
 def kept_cost(calls: int = 20_000, repeats: int = 15) -> dict[str, Any]:
     """Microseconds that a kept block's call takes beyond an unattached one's."""
     block, x = _Nothing().train(), torch.ones(1, requires_grad=True)
-    seat = BlockSeat(Block("block", block), 0, _Keep())
+    interceptor = BlockInterceptor(Block("block", block), 0, _Keep())
 
     def per_call() -> float:
         start = time.perf_counter()
@@ -149,9 +155,9 @@ def kept_cost(calls: int = 20_000, repeats: int = 15) -> dict[str, Any]:
     extra = []
     for _ in range(repeats):
         bare = per_call()
-        seat.take()
+        interceptor.take()
         extra.append(per_call() - bare)
-        seat.leave()
+        interceptor.leave()
     return {"microseconds": spread(extra)}
 
 

@@ -18,7 +18,7 @@ from torch import nn
 import mimose
 import models
 from compare import assert_same_buffers, assert_same_gradients
-from mimose.interception.attachment import BlockSeat
+from mimose.interception.attachment import BlockInterceptor
 
 Call = Callable[..., Any]
 
@@ -142,7 +142,7 @@ class AtRandom:
     def __init__(self) -> None:
         self.dice = random.Random(0)
 
-    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
         return self.dice.random() < 0.5
 
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from mimose.estimation.margin import Adaptation
+from mimose.estimation.margin import PredictionMargin
 
 
-def after(*shares: float) -> Adaptation:
-    adaptation = Adaptation()
+def after(*shares: float) -> PredictionMargin:
+    prediction_margin = PredictionMargin()
     for share in shares:
-        adaptation.peaked(10_000, round(10_000 * (1 + share)))
-    return adaptation
+        prediction_margin.peaked(10_000, round(10_000 * (1 + share)))
+    return prediction_margin
 
 
 def test_margin_is_the_largest_of_few_shortfalls() -> None:
@@ -35,10 +35,10 @@ def test_a_single_outlier_in_many_steps_is_outgrown() -> None:
 
 
 def test_old_lessons_age_where_peaks_are_hidden() -> None:
-    adaptation = after(0.02)
+    prediction_margin = after(0.02)
     for _ in range(16):
-        adaptation.peaked_unseen()
-    assert adaptation.margin == 0
+        prediction_margin.peaked_unseen()
+    assert prediction_margin.margin == 0
 
 
 def test_what_is_usual_raises_no_doubt() -> None:
@@ -48,16 +48,16 @@ def test_what_is_usual_raises_no_doubt() -> None:
 
 
 def test_once_reassured_the_same_difference_is_usual() -> None:
-    adaptation = after(-0.04)
-    adaptation.reassured()
-    assert not adaptation.in_doubt
-    adaptation.peaked(10_000, 9_600)
-    assert not adaptation.in_doubt
-    adaptation.peaked(10_000, 9_300)
-    assert adaptation.in_doubt
+    prediction_margin = after(-0.04)
+    prediction_margin.reassured()
+    assert not prediction_margin.in_doubt
+    prediction_margin.peaked(10_000, 9_600)
+    assert not prediction_margin.in_doubt
+    prediction_margin.peaked(10_000, 9_300)
+    assert prediction_margin.in_doubt
 
 
 def test_running_out_of_memory_ends_the_trust_in_lower_peaks() -> None:
-    adaptation = after(*[-0.02] * 20)
-    adaptation.ran_out()
-    assert adaptation.margin == 0
+    prediction_margin = after(*[-0.02] * 20)
+    prediction_margin.ran_out()
+    assert prediction_margin.margin == 0

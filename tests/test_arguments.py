@@ -72,7 +72,7 @@ def assert_as_plain(model: nn.Module) -> list[bool | None]:
     plain = copy.deepcopy(model)
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all") as handle:
         losses = losses_of(model)
-        trusted = [seat.trusted for seat in handle._engine._attachment.seats]
+        trusted = [interceptor.trusted for interceptor in handle._engine._attachment.interceptors]
     assert losses == losses_of(plain)
     assert_same_gradients(model, plain)
     return trusted

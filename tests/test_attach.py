@@ -22,7 +22,12 @@ import models
 from compare import Storages, assert_same_buffers, assert_same_gradients
 from mimose.errors import MimoseWarning
 from mimose.execution.autograd import Listener
-from mimose.interception.attachment import RECOMPUTE_EVERYTHING, Attachment, BlockSeat, Director
+from mimose.interception.attachment import (
+    RECOMPUTE_EVERYTHING,
+    Attachment,
+    BlockInterceptor,
+    Director,
+)
 from mimose.interception.blocks import find_blocks
 from parts import DECODERS, AtRandom, bf16, train_model, without_cache
 
@@ -35,8 +40,8 @@ class Asked:
     def __init__(self) -> None:
         self.blocks: list[str] = []
 
-    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
-        self.blocks.append(seat.name)
+    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
+        self.blocks.append(interceptor.name)
         return True
 
 
@@ -58,8 +63,8 @@ def attach(
 
 def listen(attachment: Attachment) -> Recomputes:
     listener = Recomputes()
-    for seat in attachment.seats:
-        seat.listener = listener
+    for interceptor in attachment.interceptors:
+        interceptor.listener = listener
     return listener
 
 
@@ -250,9 +255,9 @@ def test_detaching_leaves_the_model_as_before(name: str) -> None:
         models.loss_of(model, batch).backward()
     attachment.detach()
     assert list(insides(model).items()) == list(before.items())
-    attachment.seats[0].director.blocks.clear()
+    attachment.interceptors[0].director.blocks.clear()
     models.loss_of(model, batch).backward()
-    assert not attachment.seats[0].director.blocks
+    assert not attachment.interceptors[0].director.blocks
 
 
 def test_later_attachment_takes_the_place_of_an_earlier_one() -> None:
@@ -401,12 +406,12 @@ def test_rehearsal_without_memory_is_no_verdict() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), RunsOutTheSecondTime()), torch.randn(3, 4)
     plain = copy.deepcopy(model)
     attachment = attach(model, blocks=["1"])
-    (seat,) = attachment.seats
+    (interceptor,) = attachment.interceptors
     plain[1].seen.pages = [0, 0]
     for expected in (None, True):
         model(x).sum().backward()
         plain(x).sum().backward()
-        assert seat.trusted is expected
+        assert interceptor.trusted is expected
     assert_same_gradients(model, plain)
 
 
@@ -451,7 +456,7 @@ def test_blocks_of_one_make_are_tried_once() -> None:
     model(x).sum().backward()
     plain(x).sum().backward()
     assert [RUNS[block] for block in model] == [3, 2, 2, 2]
-    assert all(seat.trusted for seat in attachment.seats)
+    assert all(interceptor.trusted for interceptor in attachment.interceptors)
     assert_same_gradients(model, plain)
 
 
@@ -539,4 +544,9 @@ def test_block_that_differs_from_its_like_in_anything_is_tried_for_itself(odd: s
     attachment = attach(model, blocks=list(model))
     with pytest.warns(MimoseWarning, match="cannot be recomputed"):
         model(torch.randn(3, 4, requires_grad=True)).sum().backward()
-    assert [seat.trusted for seat in attachment.seats] == [True, True, False, False]
+    assert [interceptor.trusted for interceptor in attachment.interceptors] == [
+        True,
+        True,
+        False,
+        False,
+    ]

@@ -19,7 +19,7 @@ import mimose
 import models
 from compare import assert_same_gradients
 from mimose.errors import ConflictError, MimoseWarning
-from mimose.interception.attachment import Attachment, BlockSeat
+from mimose.interception.attachment import Attachment, BlockInterceptor
 from mimose.interception.blocks import find_blocks
 
 
@@ -46,8 +46,8 @@ class Settable:
     def __init__(self) -> None:
         self.blocks: tuple[int, ...] = ()
 
-    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
-        return seat.index in self.blocks
+    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
+        return interceptor.index in self.blocks
 
 
 class Part(nn.Module):
@@ -101,9 +101,9 @@ def test_compiled_block_runs_compiled_in_the_recompute_and_is_not_compiled_again
     else:
         attachment = Attachment(model, find_blocks(model), director)
         backend = compiled(model)
-        attachment.take_seats()
-    for seat in attachment.seats:
-        seat.trusted = True  # no rehearsal, so that every run of the blocks is a step's own
+        attachment.intercept_again()
+    for interceptor in attachment.interceptors:
+        interceptor.trusted = True  # no rehearsal, so that every run of the blocks is a step's own
     torch.manual_seed(1)
     for director.blocks in PLANS:
         before = backend.runs

@@ -120,7 +120,7 @@ def test_step_that_is_larger_than_its_kind_is_corrected_while_it_runs() -> None:
         for model.share in [0.3, 0.5, 0.4, 0.35, 0.45] * 8:
             train(model, batches, handle)
         before = handle.stats()
-        assert handle._engine.scheduler.knowledge.doubtful(before.last_size)
+        assert handle._engine.scheduler.cost_model.doubtful(before.last_size)
         model.share = 0.9
         train(model, batches, handle)
         after = handle.stats()

@@ -16,7 +16,7 @@ from chains import steady
 from mimose.costs.input_size import InputSize
 from mimose.costs.observations import Observation, Pattern, StepObservation
 from mimose.costs.timeline import Profile, peak
-from mimose.estimation.cost_model import Knowledge
+from mimose.estimation.cost_model import CostModel
 from mimose.estimation.estimator import Estimator
 
 Law = Callable[[tuple[int, ...]], list[int]]
@@ -413,49 +413,49 @@ def test_time_never_falls_as_bytes_grow() -> None:
 TWICE = ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1))
 
 
-def knowing(*observations: StepObservation) -> Knowledge:
-    knowledge = Knowledge()
+def knowing(*observations: StepObservation) -> CostModel:
+    cost_model = CostModel()
     for observation in observations:
-        knowledge.learn(observation)
-    return knowledge
+        cost_model.learn(observation)
+    return cost_model
 
 
-def ready_knowledge() -> Knowledge:
+def ready_knowledge() -> CostModel:
     return knowing(*(seen(8, length) for length in (64, 128, 200, 300)))
 
 
 def test_nothing_is_known_of_a_layout_never_seen() -> None:
-    knowledge = knowing(seen(8, 128))
+    cost_model = knowing(seen(8, 128))
     other = InputSize((("ids", 2),), (8, 64))
-    assert knowledge.predict(other) is None
-    assert knowledge.bound(other) is None
-    assert knowledge.pattern_for(other) is None
+    assert cost_model.predict(other) is None
+    assert cost_model.bound(other) is None
+    assert cost_model.pattern_for(other) is None
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_the_longest_pattern_is_planned_for(order: int) -> None:
     once, twice = seen(8, 128), seen(8, 128, pattern=TWICE)
-    knowledge = knowing(*[once, twice, once][::order])
-    assert knowledge.pattern_for(size(8, 128)) == TWICE
-    assert knowledge.predict(size(8, 128)) == twice.profile()
-    assert knowledge.bound(size(8, 100)) == twice.profile()
+    cost_model = knowing(*[once, twice, once][::order])
+    assert cost_model.pattern_for(size(8, 128)) == TWICE
+    assert cost_model.predict(size(8, 128)) == twice.profile()
+    assert cost_model.bound(size(8, 100)) == twice.profile()
 
 
 def test_layouts_are_known_apart() -> None:
     ids = (("ids", 2),)
-    knowledge = knowing(seen(8, 128), seen(8, 128, layout=ids, change=77))
-    assert knowledge.predict(size(8, 128)) == seen(8, 128).profile()
-    predicted = knowledge.predict(InputSize(ids, (8, 128)))
+    cost_model = knowing(seen(8, 128), seen(8, 128, layout=ids, change=77))
+    assert cost_model.predict(size(8, 128)) == seen(8, 128).profile()
+    predicted = cost_model.predict(InputSize(ids, (8, 128)))
     assert predicted == seen(8, 128, layout=ids, change=77).profile()
 
 
 def test_knowledge_is_ready_and_as_wrong_as_its_estimators() -> None:
-    knowledge = knowing(*(seen(8, length) for length in (64, 128, 200)))
-    assert not knowledge.ready
-    assert knowledge.error is None
-    knowledge.learn(seen(8, 300))
-    assert knowledge.ready
-    assert knowledge.error == pytest.approx(0, abs=1e-5)
+    cost_model = knowing(*(seen(8, length) for length in (64, 128, 200)))
+    assert not cost_model.ready
+    assert cost_model.error is None
+    cost_model.learn(seen(8, 300))
+    assert cost_model.ready
+    assert cost_model.error == pytest.approx(0, abs=1e-5)
 
 
 def bent(batch: int, length: int) -> StepObservation:
@@ -499,27 +499,27 @@ def test_a_bound_is_no_lower_where_something_falls_with_the_size() -> None:
 
 
 def test_no_gradients_are_born_if_none_is_missing() -> None:
-    knowledge = knowing(seen(8, 128, born=(300, 200, 100)))
-    assert knowledge.born_bytes(PATTERN, 0) == ((0, 0, 0), 0)
+    cost_model = knowing(seen(8, 128, born=(300, 200, 100)))
+    assert cost_model.born_bytes(PATTERN, 0) == ((0, 0, 0), 0)
 
 
 def test_all_gradients_may_be_born_at_once_if_that_was_never_seen() -> None:
-    knowledge = knowing(seen(8, 128))
-    assert knowledge.born_bytes(PATTERN, 400) == ((400, 400, 400), 400)
+    cost_model = knowing(seen(8, 128))
+    assert cost_model.born_bytes(PATTERN, 400) == ((400, 400, 400), 400)
 
 
 def test_gradients_are_born_as_seen_but_no_more_than_are_missing() -> None:
-    knowledge = knowing(seen(8, 128, born=(300, 200, 100)), seen(8, 64))
-    assert knowledge.born_bytes(PATTERN, 400) == ((300, 200, 100), 400)
-    assert knowledge.born_bytes(PATTERN, 150) == ((150, 150, 100), 150)
+    cost_model = knowing(seen(8, 128, born=(300, 200, 100)), seen(8, 64))
+    assert cost_model.born_bytes(PATTERN, 400) == ((300, 200, 100), 400)
+    assert cost_model.born_bytes(PATTERN, 150) == ((150, 150, 100), 150)
 
 
 def test_sizes_smaller_than_all_seen_in_one_of_two_dimensions_are_watched() -> None:
     seen_sizes = [(2, 20), (3, 30), (4, 60), (2, 60), (4, 30), (3, 45), (2, 50)]
-    knowledge = knowing(*(seen(*dims) for dims in seen_sizes))
-    assert knowledge.ready
-    assert not any(knowledge.doubtful(size(*dims)) for dims in ((2, 20), (3, 40), (4, 25)))
-    assert all(knowledge.doubtful(size(*dims)) for dims in ((1, 40), (3, 19), (5, 30)))
+    cost_model = knowing(*(seen(*dims) for dims in seen_sizes))
+    assert cost_model.ready
+    assert not any(cost_model.doubtful(size(*dims)) for dims in ((2, 20), (3, 40), (4, 25)))
+    assert all(cost_model.doubtful(size(*dims)) for dims in ((1, 40), (3, 19), (5, 30)))
     lengths_alone = ready_knowledge()
     assert not lengths_alone.doubtful(size(8, 10))
 
@@ -547,38 +547,38 @@ def test_sizes_near_one_line_do_not_pass_for_what_they_are_not() -> None:
 BORN = (340, 200, 100)  # before each run: the head's, the last run's and so on; 400 in all
 
 
-def of_both(born_at: Sequence[int], added_at: Sequence[int]) -> Knowledge:
+def of_both(born_at: Sequence[int], added_at: Sequence[int]) -> CostModel:
     """Knows steps in which gradients are born, at these lengths, and others that add to them."""
-    knowledge = Knowledge()
+    cost_model = CostModel()
     for length in born_at:
         step = replace(seen(8, length, born=BORN), all_born_bytes=400)
-        knowledge.of(born=True).learn(step)
+        cost_model.of(born=True).learn(step)
     for length in added_at:
-        knowledge.of(born=False).learn(seen(8, length, change=-50))
-    return knowledge
+        cost_model.of(born=False).learn(seen(8, length, change=-50))
+    return cost_model
 
 
 def test_steps_that_add_to_gradients_are_known_by_themselves() -> None:
-    knowledge = of_both((64, 128, 200, 300), (64, 128, 200, 300))
+    cost_model = of_both((64, 128, 200, 300), (64, 128, 200, 300))
     for born, change in ((True, 0), (False, -50)):
         for length in (64, 150):
-            predicted = knowledge.of(born=born).predict(size(8, length))
+            predicted = cost_model.of(born=born).predict(size(8, length))
             assert predicted is not None
             assert predicted.tail == seen(8, length, change=change).tail_bytes
 
 
 def test_one_kind_of_step_stands_in_for_the_other_with_its_gradients() -> None:
-    knowledge = of_both((64, 128, 200, 300), ())
-    added, real = knowledge.other, seen(8, 150).profile()
+    cost_model = of_both((64, 128, 200, 300), ())
+    added, real = cost_model.other, seen(8, 150).profile()
     assert added.predict(size(8, 150)) is None
     bound = added.bound(size(8, 150))
     assert bound is not None
     assert bound.tail == real.tail + 60  # of what comes before the blocks
     assert [run.back for run in bound.runs] == [run.back for run in real.runs]
 
-    knowledge = of_both((), (64, 128, 200, 300))
-    knowledge.note_born(PATTERN, BORN, 400)
-    real, bound = seen(8, 150, change=-50).profile(), knowledge.bound(size(8, 150))
+    cost_model = of_both((), (64, 128, 200, 300))
+    cost_model.note_born(PATTERN, BORN, 400)
+    real, bound = seen(8, 150, change=-50).profile(), cost_model.bound(size(8, 150))
     assert bound is not None
     assert [b.back - r.back for b, r in zip(bound.runs, real.runs, strict=True)] == [60, 140, 100]
     assert bound.head_backward == real.head_backward + 100
@@ -600,30 +600,30 @@ def test_where_one_kind_stands_in_again_and_again_the_other_is_observed() -> Non
 
 
 def test_what_makes_one_kind_void_makes_the_other() -> None:
-    knowledge = of_both((64, 128, 200, 300), (64, 128, 200, 300))
+    cost_model = of_both((64, 128, 200, 300), (64, 128, 200, 300))
     changed = replace(seen(8, 128, change=10**9, born=BORN), all_born_bytes=400)
-    knowledge.other.adaptation.peaked(1000, 1100)
-    assert knowledge.learn(changed, doubted=True)
-    assert knowledge.other.predict(size(8, 128)) is None
-    assert knowledge.other.adaptation.margin == 0
-    assert knowledge.other.pattern_for(size(8, 128)) == PATTERN
+    cost_model.other.prediction_margin.peaked(1000, 1100)
+    assert cost_model.learn(changed, doubted=True)
+    assert cost_model.other.predict(size(8, 128)) is None
+    assert cost_model.other.prediction_margin.margin == 0
+    assert cost_model.other.pattern_for(size(8, 128)) == PATTERN
 
 
 def test_either_kind_is_doubted_once_the_other_ran_out_of_memory() -> None:
-    knowledge = of_both((64, 128), (64, 128))
-    knowledge.failed(size(8, 100))
-    for kind in (knowledge, knowledge.other):
+    cost_model = of_both((64, 128), (64, 128))
+    cost_model.failed(size(8, 100))
+    for kind in (cost_model, cost_model.other):
         assert kind.wants_to_look(size(8, 128))
         kind.look_in = None
         assert not kind.wants_to_look(size(8, 64))
 
 
 def test_gradients_of_parameters_that_no_loss_reaches_are_never_born() -> None:
-    knowledge = knowing(replace(seen(8, 128, born=(300, 200, 100)), all_born_bytes=320))
-    assert knowledge.born_bytes(PATTERN, 400) == ((300, 200, 100), 320)
-    knowledge.learn(replace(seen(8, 64, born=(0, 0, 0)), all_born_bytes=0))  # added to most
-    assert knowledge.born_bytes(PATTERN, 400) == ((300, 200, 100), 320)
-    again = Knowledge.from_plain(knowledge.to_plain())
+    cost_model = knowing(replace(seen(8, 128, born=(300, 200, 100)), all_born_bytes=320))
+    assert cost_model.born_bytes(PATTERN, 400) == ((300, 200, 100), 320)
+    cost_model.learn(replace(seen(8, 64, born=(0, 0, 0)), all_born_bytes=0))  # added to most
+    assert cost_model.born_bytes(PATTERN, 400) == ((300, 200, 100), 320)
+    again = CostModel.from_plain(cost_model.to_plain())
     assert again.born_bytes(PATTERN, 400) == ((300, 200, 100), 320)
 
 
@@ -631,38 +631,38 @@ def test_what_older_versions_wrote_of_gradients_is_understood() -> None:
     plain = knowing(replace(seen(8, 128, born=(300, 200, 100)), all_born_bytes=320)).to_plain()
     del plain["observations"][0]["all_born"]
     plain["born"][0][1].pop()
-    assert Knowledge.from_plain(plain).born_bytes(PATTERN, 400) == ((300, 200, 100), 400)
+    assert CostModel.from_plain(plain).born_bytes(PATTERN, 400) == ((300, 200, 100), 400)
 
 
 @pytest.mark.parametrize("beyond", [size(8, 301), size(9, 64), InputSize((("ids", 2),), (8, 64))])
 def test_peaks_out_of_range_teach_nothing(beyond: InputSize) -> None:
-    knowledge = ready_knowledge()
-    knowledge.peaked(beyond, 1000, 2000)
-    assert knowledge.adaptation.margin == 0
-    knowledge.peaked(size(8, 150), 1000, 1010)
-    assert knowledge.adaptation.margin == pytest.approx(0.01)
+    cost_model = ready_knowledge()
+    cost_model.peaked(beyond, 1000, 2000)
+    assert cost_model.prediction_margin.margin == 0
+    cost_model.peaked(size(8, 150), 1000, 1010)
+    assert cost_model.prediction_margin.margin == pytest.approx(0.01)
 
 
 def test_knowledge_is_curious_until_ready() -> None:
-    knowledge = knowing(*(seen(8, length) for length in (64, 128, 200)))
-    assert knowledge.curious(size(8, 100))
-    knowledge.learn(seen(8, 300))
-    assert not knowledge.curious(size(8, 100))
+    cost_model = knowing(*(seen(8, length) for length in (64, 128, 200)))
+    assert cost_model.curious(size(8, 100))
+    cost_model.learn(seen(8, 300))
+    assert not cost_model.curious(size(8, 100))
 
 
 def test_knowledge_that_does_not_get_ready_is_not_curious_for_ever() -> None:
-    knowledge = knowing(*[seen(8, 128)] * 11)
-    assert knowledge.curious(size(8, 100))
-    knowledge.learn(seen(8, 128))
-    assert not knowledge.curious(size(8, 100))
+    cost_model = knowing(*[seen(8, 128)] * 11)
+    assert cost_model.curious(size(8, 100))
+    cost_model.learn(seen(8, 128))
+    assert not cost_model.curious(size(8, 100))
 
 
 def test_knowledge_is_curious_of_each_layout_by_itself() -> None:
-    knowledge = ready_knowledge()
+    cost_model = ready_knowledge()
     other = InputSize((("ids", 2),), (8, 128))
-    assert knowledge.curious(other)
-    knowledge.learn(seen(8, 300, layout=other.layout))
-    assert knowledge.curious(other)
+    assert cost_model.curious(other)
+    cost_model.learn(seen(8, 300, layout=other.layout))
+    assert cost_model.curious(other)
 
 
 @pytest.mark.parametrize("length", [20, 114, 300, 321])
@@ -676,50 +676,50 @@ def test_sizes_seen_close_together_do_not_make_the_fit_bend_away(length: int) ->
         assert all(amount <= limit * 1.02 for amount, limit in limits)
 
 
-def learned(*lengths: int) -> Knowledge:
-    knowledge = Knowledge()
+def learned(*lengths: int) -> CostModel:
+    cost_model = CostModel()
     for length in lengths:
-        knowledge.learn(seen(4, length))
-    return knowledge
+        cost_model.learn(seen(4, length))
+    return cost_model
 
 
 def test_plans_last_while_what_is_seen_is_as_expected() -> None:
-    knowledge = learned(10, 20, 40, 80)
-    mark = knowledge.mark
-    knowledge.learn(seen(4, 60))
-    knowledge.learn(seen(4, 120))
-    assert knowledge.mark is mark
-    assert knowledge.version == 6
-    knowledge.learn(seen(4, 70, change=5000))
-    assert knowledge.mark is not mark
+    cost_model = learned(10, 20, 40, 80)
+    mark = cost_model.mark
+    cost_model.learn(seen(4, 60))
+    cost_model.learn(seen(4, 120))
+    assert cost_model.mark is mark
+    assert cost_model.version == 6
+    cost_model.learn(seen(4, 70, change=5000))
+    assert cost_model.mark is not mark
 
 
 def test_what_is_seen_before_anything_is_ready_makes_plans_void() -> None:
-    knowledge = learned(10, 20)
-    mark = knowledge.mark
-    knowledge.learn(seen(4, 40))
-    assert knowledge.mark is not mark
+    cost_model = learned(10, 20)
+    mark = cost_model.mark
+    cost_model.learn(seen(4, 40))
+    assert cost_model.mark is not mark
 
 
 def test_times_that_all_change_alike_leave_plans_as_they_are() -> None:
-    knowledge = Knowledge()
+    cost_model = CostModel()
     for length in (10, 20, 40, 80):
-        knowledge.learn(seen(4, length, seconds=(1.0, 2.0, 4.0)))
-    mark = knowledge.mark
-    knowledge.take_times(seen(4, 80, seconds=(1.1, 2.2, 4.4)))
-    assert knowledge.mark is mark
-    knowledge.take_times(seen(4, 40, seconds=(1.0, 4.0, 2.0)))
-    assert knowledge.mark is not mark
-    mark = knowledge.mark
+        cost_model.learn(seen(4, length, seconds=(1.0, 2.0, 4.0)))
+    mark = cost_model.mark
+    cost_model.take_times(seen(4, 80, seconds=(1.1, 2.2, 4.4)))
+    assert cost_model.mark is mark
+    cost_model.take_times(seen(4, 40, seconds=(1.0, 4.0, 2.0)))
+    assert cost_model.mark is not mark
+    mark = cost_model.mark
     for length in (10, 20, 40, 80):
-        knowledge.take_times(seen(4, length, seconds=(10.0, 20.0, 40.0)))
-    assert knowledge.mark is not mark
+        cost_model.take_times(seen(4, length, seconds=(10.0, 20.0, 40.0)))
+    assert cost_model.mark is not mark
 
 
 def test_only_sizes_well_beyond_those_seen_are_far_beyond() -> None:
-    knowledge = learned(10, 20, 40, 100)
-    assert not knowledge.far_beyond(InputSize(LAYOUT, (4, 100)))
-    assert not knowledge.far_beyond(InputSize(LAYOUT, (4, 101)))
-    assert knowledge.far_beyond(InputSize(LAYOUT, (4, 105)))
-    knowledge.learn(seen(4, 105))
-    assert not knowledge.far_beyond(InputSize(LAYOUT, (4, 105)))
+    cost_model = learned(10, 20, 40, 100)
+    assert not cost_model.far_beyond(InputSize(LAYOUT, (4, 100)))
+    assert not cost_model.far_beyond(InputSize(LAYOUT, (4, 101)))
+    assert cost_model.far_beyond(InputSize(LAYOUT, (4, 105)))
+    cost_model.learn(seen(4, 105))
+    assert not cost_model.far_beyond(InputSize(LAYOUT, (4, 105)))

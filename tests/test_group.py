@@ -13,7 +13,7 @@ from torch import nn
 
 import mimose
 from mimose.costs.input_size import InputSize
-from mimose.estimation.multi_pass import Group
+from mimose.estimation.multi_pass import MultiPass
 from mimose.training.steps import PlannedStep
 
 
@@ -54,19 +54,19 @@ def test_passes_beyond_the_eighth_are_joined_with_it() -> None:
     assert whole.followed_by(InputSize((("0", 2),), (9, 9))) == whole
 
 
-def expected(group: Group, first: int) -> int:
+def expected(group: MultiPass, first: int) -> int:
     whole = group.expected(size(8, first, first))
     assert whole.passes[0] == size(8, first, first)
     return whole.passes[1].dims[1]
 
 
 def test_a_second_pass_is_expected_to_be_as_large_as_it_was() -> None:
-    assert expected(Group(pair(3, 5)), 4) == 5
+    assert expected(MultiPass(pair(3, 5)), 4) == 5
 
 
 @pytest.mark.parametrize("of", [lambda n: n, lambda n: 4 * n + 2])
 def test_a_second_pass_that_follows_from_the_first_is_expected_to(of: Callable[[int], int]) -> None:
-    group = Group(pair(3, of(3)))
+    group = MultiPass(pair(3, of(3)))
     for first in (5, 9, 4):
         group.note(pair(first, of(first)))
     assert expected(group, 7) == of(7)
@@ -74,7 +74,7 @@ def test_a_second_pass_that_follows_from_the_first_is_expected_to(of: Callable[[
 
 
 def test_of_what_varies_by_itself_the_largest_is_expected() -> None:
-    group = Group(pair(3, 5))
+    group = MultiPass(pair(3, 5))
     for first, second in [(5, 9), (6, 4), (4, 8)]:
         group.note(pair(first, second))
     assert expected(group, 7) == 9

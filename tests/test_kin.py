@@ -14,7 +14,7 @@ from torch import nn
 import mimose
 import models
 from mimose.costs.observations import StepObservation
-from mimose.estimation.similar_blocks import Kin
+from mimose.estimation.similar_blocks import SimilarBlocks
 from mimose.training.steps import ObservedStep
 from training import (
     Batch,
@@ -40,7 +40,7 @@ class Looks:
     def __call__(self) -> None:
         step = self._handle._engine._last_step
         if isinstance(step, ObservedStep):
-            self.kept.append(step.ride.kept)
+            self.kept.append(step.collector.kept)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def _collects() -> Iterator[None]:
 
 def observations(handle: mimose.Mimose, batches: list[Batch]) -> list[StepObservation]:
     """What is known after training on these, times aside."""
-    seen = handle._engine.scheduler.knowledge.seen_like(handle._engine.size_of((), batches[0]))
+    seen = handle._engine.scheduler.cost_model.seen_like(handle._engine.size_of((), batches[0]))
     return [plain_times(one) for one in seen]
 
 
@@ -395,9 +395,9 @@ def test_the_first_and_the_last_run_are_like_no_other() -> None:
         train(model, batches)
         handle._engine.read_observations()
         (seen,) = observations(handle, batches)
-    kin = Kin.among(seen)
-    assert kin.kinds == (0, 1, 1, 1, 4)
-    assert len(kin) == 3
+    similar = SimilarBlocks.among(seen)
+    assert similar.kinds == (0, 1, 1, 1, 4)
+    assert len(similar) == 3
 
 
 @pytest.mark.parametrize("planner", ["recompute_all", "greedy", "static", "keep_all"])

@@ -72,7 +72,7 @@ def assert_as_plain(model: Net, change: Change, passes: int = 1) -> list[bool | 
     plain = copy.deepcopy(model)
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all") as handle:
         losses = losses_of(model, change, passes)
-        trusted = [seat.trusted for seat in handle._engine._attachment.seats]
+        trusted = [interceptor.trusted for interceptor in handle._engine._attachment.interceptors]
     assert losses == losses_of(plain, change, passes)
     assert_same_gradients(model, plain)
     assert_same_buffers(model, plain)
@@ -128,7 +128,7 @@ def test_the_peak_of_a_step_in_which_blocks_are_tried_again_is_no_measure() -> N
                 puts_in_batch_norm(model)
             model(x).sum().backward()
             last: Any = handle._engine._last_step
-            rehearsed.append(last.rehearsed if hasattr(last, "plan") else last.ride._rehearsed)
+            rehearsed.append(last.rehearsed if hasattr(last, "plan") else last.collector._dry_run)
     assert rehearsed == [True] + 5 * [False] + [True, False]
 
 

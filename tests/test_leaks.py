@@ -114,7 +114,7 @@ def test_attaching_again_and_again_leaves_nothing_of_a_handle_behind() -> None:
     attached, x = faulty(), torch.randn(3, 4)
     handle = mimose.auto_checkpoint(attached, "1GiB", blocks=["0", "1", "2"])
     handle.retry(lambda: attached(x).sum().backward())
-    settings = weakref.ref(handle._engine.setting), weakref.ref(handle._engine._keepsake)
+    settings = weakref.ref(handle._engine.setting), weakref.ref(handle._engine._rewind_store)
     handle.detach()
     del handle
     gc.collect()

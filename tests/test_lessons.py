@@ -53,7 +53,7 @@ class Observing:
 
     @property
     def observations(self) -> list[StepObservation]:
-        return list(self.handle._engine.scheduler.knowledge._observations())
+        return list(self.handle._engine.scheduler.cost_model._observations())
 
     @property
     def seconds(self) -> list[set[float]]:
@@ -63,24 +63,24 @@ class Observing:
 
 def test_late_times_are_taken_in_and_are_not_another_observation() -> None:
     run = Observing()
-    knowledge = run.handle._engine.scheduler.knowledge
+    cost_model = run.handle._engine.scheduler.cost_model
     run.train(*texts([40, 50, 60]))
-    before, mark = knowledge.version, knowledge.mark
+    before, mark = cost_model.version, cost_model.mark
     assert all(max(seconds) < 1e-3 for seconds in run.seconds)  # bytes stand in for them
     run.times_come()
     assert run.seconds == [{1.0}, {2.0}, {3.0}]
-    assert knowledge.version == before == 3
-    assert knowledge.mark is not mark  # plans are made anew with them
+    assert cost_model.version == before == 3
+    assert cost_model.mark is not mark  # plans are made anew with them
     run.handle.detach()
 
 
 def test_late_times_count_in_predictions_of_sizes_never_seen() -> None:
     run = Observing()
-    knowledge = run.handle._engine.scheduler.knowledge
+    cost_model = run.handle._engine.scheduler.cost_model
     sizes = texts([40, 60, 80, 100, 70])
     run.train(*sizes[:4])
     run.times_come()
-    profile = knowledge.predict(run.handle._engine.size_of((), sizes[4]))
+    profile = cost_model.predict(run.handle._engine.size_of((), sizes[4]))
     assert profile is not None
     assert all(1e9 <= cost.nanoseconds <= 4e9 for cost in profile.runs)
     run.handle.detach()
@@ -88,11 +88,11 @@ def test_late_times_count_in_predictions_of_sizes_never_seen() -> None:
 
 def test_late_times_say_nothing_about_a_doubt_that_has_come_since() -> None:
     run = Observing()
-    adaptation = run.handle._engine.scheduler.knowledge.adaptation
+    prediction_margin = run.handle._engine.scheduler.cost_model.prediction_margin
     run.train(*texts([40, 50]))
-    adaptation.failed()
+    prediction_margin.failed()
     run.times_come()
-    assert adaptation.in_doubt
+    assert prediction_margin.in_doubt
     run.handle.detach()
 
 
@@ -110,11 +110,11 @@ def test_late_times_go_to_the_regime_that_they_were_seen_in() -> None:
     for trained, batch in zip((True, False, True, False), texts([40, 50, 60, 70]), strict=True):
         run.model.encoder.layers[2].requires_grad_(trained)
         run.train(batch)
-        regimes.append(run.handle._engine.scheduler.knowledge)
+        regimes.append(run.handle._engine.scheduler.cost_model)
     assert regimes[0] is regimes[2] is not regimes[1]
     run.times_come()
-    for knowledge, times in zip(regimes[:2], ({1.0, 3.0}, {2.0, 4.0}), strict=True):
-        assert {r.seconds for o in knowledge._observations() for r in o.runs} == times
+    for cost_model, times in zip(regimes[:2], ({1.0, 3.0}, {2.0, 4.0}), strict=True):
+        assert {r.seconds for o in cost_model._observations() for r in o.runs} == times
     run.handle.detach()
 
 
@@ -131,7 +131,7 @@ def test_a_recording_tells_late_times_and_no_more_observations_than_there_were(
     run.handle.detach()
     recording = read_recording(tmp_path / "run.jsonl")
     assert [{r.seconds for r in o.runs} for o in recording.observations] == [{1.0}, {2.0}, {4.0}]
-    assert recording.knowledge().version == 3
+    assert recording.cost_model().version == 3
 
 
 class TellsSome(LateClock):
@@ -148,7 +148,7 @@ def test_times_and_what_stands_in_for_them_are_not_mixed() -> None:
     train(run.model, texts([40]))
     step = run.handle._engine._last_step
     assert isinstance(step, ObservedStep)
-    observation = step.ride.observation(step.size)
+    observation = step.collector.observation(step.size)
     assert observation is not None
     assert [r.seconds for r in observation.runs] == [
         r.saved_bytes * 1e-12 for r in observation.runs

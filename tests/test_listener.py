@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mimose.execution.autograd import Listener
-from mimose.interception.attachment import Attachment, BlockSeat
+from mimose.interception.attachment import Attachment, BlockInterceptor
 from mimose.interception.blocks import find_blocks
 
 Event = tuple[str, int]
@@ -41,14 +41,14 @@ class Only:
     def __init__(self, *blocks: int) -> None:
         self.blocks = blocks
 
-    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
-        return seat.index in self.blocks
+    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
+        return interceptor.index in self.blocks
 
 
 def attach(model: nn.Module, listener: Listener, *recomputed: int) -> None:
     attachment = Attachment(model, find_blocks(model), Only(*recomputed))
-    for seat in attachment.seats:
-        seat.listener = listener
+    for interceptor in attachment.interceptors:
+        interceptor.listener = listener
 
 
 class Part(nn.Module):

@@ -197,7 +197,7 @@ def test_regimes_by_turns_are_known_each() -> None:
         run.observed = observed
         run.train(labelled([60]))
     assert run.observed == [True, True, True] + [False] * 7
-    assert len(run.handle._engine.scheduler._chapters._known) == 2
+    assert len(run.handle._engine.scheduler._cost_models._known) == 2
     run.finish()
 
 
@@ -320,7 +320,7 @@ def test_changes_far_apart_are_no_noise() -> None:
         run.change(how)
         run.train(batches)
         assert_exact(run.errors[-50:])
-        assert not run.handle._engine.scheduler.knowledge.doubtful(run.handle.stats().last_size)
+        assert not run.handle._engine.scheduler.cost_model.doubtful(run.handle.stats().last_size)
     run.finish()
 
 

@@ -173,7 +173,7 @@ def test_a_peak_that_is_only_bounded_is_not_logged_as_predicted() -> None:
     with mimose.auto_checkpoint(model, "6GiB") as handle:
         train(model, [long] * 4)
         assert "mimose/predicted_peak_gib" in Interval().row(handle)
-        handle._engine.scheduler.knowledge._at_ease = 1 << 30  # as if it had looked often enough
+        handle._engine.scheduler.cost_model._at_ease = 1 << 30  # as if it had looked often enough
         train(model, [short])
         assert handle.stats().planned_steps == 3
         assert handle.stats().last_predicted_peak_bytes is None

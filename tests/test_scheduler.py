@@ -85,14 +85,14 @@ def knowing() -> Scheduler:
     scheduler = Scheduler(Optimal())
     for length in (50, 80, 120, 160, 200, 240, 300):
         scheduler.learn(seen(length))
-    scheduler.knowledge = scheduler.knowledge.of(born=False)  # as in a step of a `Bare` one
+    scheduler.cost_model = scheduler.cost_model.of(born=False)  # as in a step of a `Bare` one
     return scheduler
 
 
 @pytest.mark.parametrize("recomputed", [0, 1, 2])
 def test_a_shared_plan_is_guarded_by_what_is_available_now(bare: Bare, recomputed: int) -> None:
     scheduler = knowing()
-    profile = scheduler.knowledge.predict(size_of(200))
+    profile = scheduler.cost_model.predict(size_of(200))
     assert profile is not None
     choices = (True,) * recomputed + (False,) * (RUNS - recomputed)
     needed = Plan.of(profile, choices, 0).peak_bytes
@@ -116,7 +116,7 @@ def test_sizes_between_two_that_agree_need_no_planning(bare: Bare) -> None:
     random.Random(0).shuffle(lengths)
     for length in lengths:
         decision = cast(Any, scheduler.decide(bare, size_of(length), reading(0), 0))
-        profile = scheduler.knowledge.predict(size_of(length))
+        profile = scheduler.cost_model.predict(size_of(length))
         assert profile is not None
         best = Optimal().plan(profile, available)
         assert decision.cached.plan.recompute == best.recompute

@@ -23,12 +23,12 @@ from training import (
     Predictions,
     bert,
     counted,
+    interceptors,
     labelled,
     lengths,
     once,
     peak_of_plain,
     places,
-    seats,
     task,
     texts,
     tight_budget,
@@ -192,7 +192,7 @@ def test_attaching_again_replaces_the_former_and_says_so(
     assert [m for m in caplog.messages if "replaces the former" in m]
     assert not first.attached
     assert second.attached
-    assert len(seats(model)) == 1 + 3
+    assert len(interceptors(model)) == 1 + 3
     train(model, batches)
     assert first.stats().steps == 2
     assert second.stats().steps == 4
@@ -234,8 +234,8 @@ def test_forgotten_handle_goes_on_planning() -> None:
     mimose.auto_checkpoint(model, "1GiB")
     gc.collect()
     assert train(model, batches) == train(plain, batches)
-    root = seats(model)[0]
-    assert root.owner.scheduler.knowledge.ready
+    root = interceptors(model)[0]
+    assert root.owner.scheduler.cost_model.ready
     root.owner.detach()
 
 
@@ -344,7 +344,7 @@ def test_a_handle_on_a_part_and_one_on_the_whole_are_refused_in_either_order() -
             assert handle.attached
             models.loss_of(model, {"input_ids": torch.ones(2, 5, dtype=torch.long)}).backward()
             assert handle.stats().steps == 1
-    assert not seats(model)
+    assert not interceptors(model)
 
 
 def test_two_parts_that_share_a_block_are_refused_and_others_are_not() -> None:
@@ -363,4 +363,4 @@ def test_a_handle_on_a_wrapper_replaces_the_one_on_what_it_wraps() -> None:
     with mimose.auto_checkpoint(nn.Sequential(model), "1GiB") as handle:
         assert handle.attached
         assert not former.attached
-    assert not seats(model)
+    assert not interceptors(model)

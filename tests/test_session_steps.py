@@ -13,7 +13,7 @@ from torch import nn
 import mimose
 import models
 from compare import assert_same_gradients
-from mimose.estimation.cost_model import Knowledge
+from mimose.estimation.cost_model import CostModel
 from mimose.memory.reserve import PageReserve
 from mimose.training.steps import ObservedStep
 from parts import Counted
@@ -88,7 +88,7 @@ def test_what_a_graph_holds_beyond_its_backward_is_predicted() -> None:
     seen.assert_exact(steps=15, plans=8, over=0.15)
     assert len(real) >= 15
     assert max(real) < 1.003
-    again = Knowledge.from_plain(handle._engine.scheduler.knowledge.to_plain())
+    again = CostModel.from_plain(handle._engine.scheduler.cost_model.to_plain())
     assert again.retained
 
 
@@ -122,13 +122,13 @@ def test_steps_that_add_to_gradients_are_predicted_as_exactly(set_to_none: bool,
         steps=30,
         over=0.05,  # beyond the lengths seen
     )
-    knowledge = handle._engine.scheduler.knowledge
+    cost_model = handle._engine.scheduler.cost_model
     assert handle.stats().observed_steps <= 12
-    assert not knowledge.of(born=False).curious(handle._engine._latest_size)
-    again = Knowledge.from_plain(knowledge.to_plain())
+    assert not cost_model.of(born=False).curious(handle._engine._latest_size)
+    again = CostModel.from_plain(cost_model.to_plain())
     for born in (True, False):
         one, other = (
-            k.of(born=born).predict(handle._engine._latest_size) for k in (knowledge, again)
+            k.of(born=born).predict(handle._engine._latest_size) for k in (cost_model, again)
         )
         assert one == other
 
@@ -352,7 +352,7 @@ def test_a_layer_that_no_loss_uses_is_no_surprise() -> None:
     handle = assert_trains_as_plain(LastButOne(), texts(lengths(30, 60, 130)), steps=20)
     assert handle.stats().observed_steps <= 6
     assert not handle._engine._last_step.surprised
-    again = Knowledge.from_plain(handle._engine.scheduler.knowledge.to_plain())
+    again = CostModel.from_plain(handle._engine.scheduler.cost_model.to_plain())
     assert again.unused == {(5, 0)}
 
 
@@ -369,7 +369,7 @@ def test_a_layer_that_a_loss_comes_to_use_is_planned_from_then_on() -> None:
             loss.backward()
             model.zero_grad()
     assert str(handle.stats().last_plan) == "KKKKKK"
-    assert handle._engine.scheduler.knowledge.unused == set()
+    assert handle._engine.scheduler.cost_model.unused == set()
 
 
 def test_passes_that_never_have_a_backward_do_not_keep_planning_from_beginning() -> None:
@@ -728,7 +728,7 @@ def test_steps_of_blocks_that_show_no_tensor_are_told_apart(shows: bool) -> None
     assert stats.planned_steps == (6 if shows else 0)
     if not shows:
         assert isinstance(step, ObservedStep)
-        assert len(step.ride.pattern) == 3
+        assert len(step.collector.pattern) == 3
 
 
 def test_the_largest_size_seen_is_planned_even_if_it_does_not_fit() -> None:
@@ -736,7 +736,7 @@ def test_the_largest_size_seen_is_planned_even_if_it_does_not_fit() -> None:
     with mimose.auto_checkpoint(model, "1MiB") as handle:
         for rows in (600, 700, 800, 900, 1001):
             model(torch.rand(rows, 8, 32)).sum().backward()
-        assert handle._engine.scheduler.knowledge.ready
+        assert handle._engine.scheduler.cost_model.ready
         before = handle.stats()
         with pytest.warns(mimose.errors.MimoseWarning, match="raise memory_budget"):
             train(model, [{"x": torch.rand(1001, 8, 32)}] * 4, loss_of=lambda m, b: m(b["x"]).sum())

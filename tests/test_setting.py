@@ -12,8 +12,8 @@ from mimose.memory.clock import Clock
 from mimose.memory.meters import CpuMeter, Meter, Reading
 from mimose.memory.reserve import FragmentReserve, PageReserve, Reserve
 from mimose.tensors.gradients import Gradients
-from mimose.tensors.previous_outputs import Stale
-from mimose.training.collector import Ride
+from mimose.tensors.previous_outputs import PreviousOutputs
+from mimose.training.collector import RecomputeCollector
 from mimose.training.setting import Setting, spare_bytes
 from mimose.units import parse_budget
 
@@ -158,10 +158,12 @@ def test_what_was_in_use_before_the_step_is_not_unusable(
     held_after: int, highest_before: int, unusable: int
 ) -> None:
     meter = Scripted(Reading(40, 40, 100, 100))
-    ride = Ride(meter, Clock(torch.device("cpu")), Gradients([]), Stale())
+    collector = RecomputeCollector(
+        meter, Clock(torch.device("cpu")), Gradients([]), PreviousOutputs()
+    )
     meter.now = Reading(40, 80, held_after, held_after)
-    ride.backward_over(retained=False)
-    assert ride.unusable_beyond(highest_before) == unusable
+    collector.backward_over(retained=False)
+    assert collector.unusable_beyond(highest_before) == unusable
 
 
 @pytest.mark.parametrize(("budget", "spare"), [(1 << 30, 16 * MIB), (500 << 30, 1 << 30)])

@@ -19,7 +19,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 import mimose
 from compare import assert_same_buffers, assert_same_gradients
 from mimose.errors import MimoseWarning
-from mimose.execution.side_effects import FirstLook, Imprint, Traces
+from mimose.execution.side_effects import FirstLook, Imprint, SideEffects
 from training import counted
 
 STEPS = 4
@@ -431,9 +431,9 @@ def test_an_imprint_does_not_hold_the_graph_of_an_older_loss() -> None:
     block = StoresALoss()
     look = FirstLook(block)
     block(torch.randn(2, WIDTH))
-    traces = look.traces()
-    assert traces == Traces(((block, "loss"),))
-    imprint = Imprint(traces)
+    side_effects = look.side_effects()
+    assert side_effects == SideEffects(((block, "loss"),))
+    imprint = Imprint(side_effects)
     loss, calls = block.loss, []
     imprint.run(lambda: calls.append(block.loss))
     assert block.loss is loss

@@ -190,6 +190,6 @@ def places(model: nn.Module) -> list[dict[str, Any]]:
     return [dict(module.__dict__) for module in model.modules()]
 
 
-def seats(model: nn.Module) -> list[Any]:
+def interceptors(model: nn.Module) -> list[Any]:
     found = [module.__dict__.get("_compiled_call_impl") for module in model.modules()]
-    return [seat for seat in found if seat is not None]
+    return [interceptor for interceptor in found if interceptor is not None]

@@ -149,7 +149,7 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Contents:
     model, (long, *_, short) = models.Encoder(), texts([90, 30])
     with mimose.auto_checkpoint(model, "6GiB", record=path) as handle:
         train(model, [long] * 3)
-        handle._engine.scheduler.knowledge._at_ease = 1 << 30  # as if it had looked often enough
+        handle._engine.scheduler.cost_model._at_ease = 1 << 30  # as if it had looked often enough
         train(model, [short] * 3)
     return contents_of(read_recording(path))
 

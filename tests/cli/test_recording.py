@@ -17,7 +17,7 @@ import models
 from mimose.reporting.page.contents import contents_of
 from mimose.reporting.reader import read_recording
 from mimose.reporting.recording import Recorder, own_path
-from training import seats, task, texts, train
+from training import interceptors, task, texts, train
 
 
 def test_a_recording_has_a_line_for_every_step(recorded: tuple[Path, mimose.Mimose]) -> None:
@@ -42,10 +42,10 @@ def test_knowledge_rebuilt_from_a_recording_predicts_as_the_session_did(
 ) -> None:
     path, handle = recorded
     recording = read_recording(path)
-    rebuilt = recording.knowledge()
+    rebuilt = recording.cost_model()
     assert rebuilt.ready
     for step in recording.steps:
-        assert rebuilt.predict(step.size) == handle._engine.scheduler.knowledge.predict(step.size)
+        assert rebuilt.predict(step.size) == handle._engine.scheduler.cost_model.predict(step.size)
 
 
 def test_a_recording_tells_when_planning_began(recorded: tuple[Path, mimose.Mimose]) -> None:
@@ -83,7 +83,7 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_model_is_touched(
     model = models.Encoder()
     with pytest.raises(mimose.ArgumentError, match=r"No such file or directory.*directory that"):
         mimose.auto_checkpoint(model, "64MiB", record=tmp_path / "nowhere" / "run.jsonl")
-    assert not seats(model)
+    assert not interceptors(model)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
@@ -247,7 +247,7 @@ def test_a_resumed_run_records_what_it_knew_before(
         handle.load_state_dict(state)
         train(model, batches[:3])
     resumed = read_recording(tmp_path / "run.jsonl")
-    assert resumed.knowledge().ready
+    assert resumed.cost_model().ready
     assert len(resumed.planned) >= 2
 
 
@@ -260,6 +260,6 @@ def test_knowledge_is_of_the_regime_that_the_run_ended_in(tmp_path: Path) -> Non
         train(model, batches[12:])
     recording = read_recording(path)
     assert "regime" in [event.kind for event in recording.events]
-    rebuilt = recording.knowledge()
+    rebuilt = recording.cost_model()
     for step in recording.steps[-5:]:
-        assert rebuilt.predict(step.size) == handle._engine.scheduler.knowledge.predict(step.size)
+        assert rebuilt.predict(step.size) == handle._engine.scheduler.cost_model.predict(step.size)

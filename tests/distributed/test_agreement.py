@@ -165,8 +165,8 @@ def attach_to_other_blocks(rank: int) -> str:
     blocks = ["encoder.layers.0", "encoder.layers.1", "encoder.layers.2"][: 3 - rank]
     with mimose.auto_checkpoint(model, "4GiB", blocks=blocks, planner="recompute_all") as handle:
         agreement = handle._engine._agreement
-        for seat in handle._engine._attachment.seats:
-            seat.trusted, seat.speaks_to = True, frozenset({0, 1})
+        for interceptor in handle._engine._attachment.interceptors:
+            interceptor.trusted, interceptor.speaks_to = True, frozenset({0, 1})
         try:
             agreement.agree({(0, 0): True})
         except ConflictError as error:
@@ -188,15 +188,15 @@ class Stub:
 
 
 def exchange(rank: int) -> dict[str, Any]:
-    seats = [Stub(), Stub(trusted=None if rank else True), Stub(trusted=rank == 0)]
-    agreement = Agreement(seats)  # type: ignore[arg-type]
+    interceptors = [Stub(), Stub(trusted=None if rank else True), Stub(trusted=rank == 0)]
+    agreement = Agreement(interceptors)  # type: ignore[arg-type]
     mine = {(0, 0): rank == 0, (0, 20): rank == 1, (1, 0): False, (2, 0): False}
     return {
         "both plan": agreement.agree(mine),
         "one knows more": agreement.agree(mine if rank else {**mine, (1, 1): False}),
         "one observes": agreement.agree(mine if rank else None),
         "any": [agreement.any(rank == 1), agreement.any(False)],
-        "trusted": [seat.trusted for seat in seats],
+        "trusted": [interceptor.trusted for interceptor in interceptors],
     }
 
 

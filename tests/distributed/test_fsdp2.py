@@ -24,7 +24,7 @@ from twins import (
 import mimose
 import models
 from compare import assert_same_gradients
-from mimose.interception.attachment import Attachment, BlockSeat
+from mimose.interception.attachment import Attachment, BlockInterceptor
 from mimose.interception.blocks import find_blocks
 from mimose.training.setting import Setting
 from training import Dice, Predictions, lengths, texts
@@ -100,7 +100,7 @@ class Alternating:
     def __init__(self) -> None:
         self.again = True
 
-    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
         return self.again
 
 
@@ -112,7 +112,7 @@ def train_compiled(rank: int) -> tuple[list[str], list[frozenset[int]]]:
         for block in model.encoder.layers:
             block.compile(backend="aot_eager")
         sharded(model)
-    seats = Attachment(ours, find_blocks(ours), director).seats
+    interceptors = Attachment(ours, find_blocks(ours), director).interceptors
     for i, batch in enumerate(batches_of(rank, 6)):
         director.again = i % 2 == 0
         for model in (plain, ours):
@@ -122,7 +122,7 @@ def train_compiled(rank: int) -> tuple[list[str], list[frozenset[int]]]:
         assert_same_gradients(ours, plain)
     codes = [code for ref in torch._dynamo.convert_frame.input_codes.seen if (code := ref())]
     compiled = [c.co_name for c in codes if Path(c.co_filename).parent.name == "mimose"]
-    return compiled, [seat.speaks_to for seat in seats]
+    return compiled, [interceptor.speaks_to for interceptor in interceptors]
 
 
 def test_compiled_units_are_recomputed_and_nothing_of_ours_is_compiled(pair: Pair) -> None:

@@ -26,7 +26,7 @@ from mimose.costs.input_size import InputSize
 from mimose.costs.observations import Observation, StepObservation
 from mimose.errors import MimoseWarning, OutOfMemory
 from mimose.memory.meters import CpuMeter
-from mimose.training.collector import Ride
+from mimose.training.collector import RecomputeCollector
 from training import peak_of_plain, train
 
 STEPS = 16
@@ -188,7 +188,7 @@ class Broken(Loop):
         return self.outcome
 
     def _prepare(self) -> None:
-        self.handle.restart().settle()  # room for copies of buffers is taken once, and kept
+        self.handle.rewind_point().settle()  # room for copies of buffers is taken once, and kept
         if self.trial.lie != 1.0:
             self.handle._engine._collector = liar(self.trial.lie)
         if self.trial.foreign:
@@ -318,10 +318,10 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed)
 
 
-def liar(factor: float) -> type[Ride]:
+def liar(factor: float) -> type[RecomputeCollector]:
     """A collector that sees everything larger, or smaller, than it is."""
 
-    class Liar(Ride):
+    class Liar(RecomputeCollector):
         def observation(self, size: InputSize, *, rough: bool = False) -> StepObservation | None:
             true = super().observation(size, rough=rough)
             if true is None:

@@ -366,7 +366,9 @@ def test_whole_model_compilation_becomes_compilation_of_its_blocks(
 
     class Looks(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            seen.append([seat.compiled for seat in training.seats(trainer.model)])
+            seen.append(
+                [interceptor.compiled for interceptor in training.interceptors(trainer.model)]
+            )
 
     trainer = trainer_of(
         torch_compile=True,

@@ -144,7 +144,7 @@ def test_nothing_is_left_on_the_module_after_the_fit(tmp_path: Path) -> None:
     before = training.places(module.encoder)
     fit(lightning.pytorch, module, tmp_path, MimoseCallback("1GiB"), max_steps=2)
     assert training.places(module.encoder) == before
-    assert not training.seats(module)
+    assert not training.interceptors(module)
 
 
 def test_metrics_reach_the_logger_at_its_interval(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from mimose.costs import InputSize, Layout, arguments_in_words
 from mimose.errors import ArgumentError, ConflictError
 from mimose.interception import (
     Block,
-    RootSeat,
+    RootInterceptor,
     Selector,
     find_blocks,
     refuse_compiled,
@@ -48,14 +48,14 @@ from mimose.reporting import (
     refuse_unwritable,
 )
 from mimose.tensors import SizeFunction, bytes_of, refuse_other_arguments
-from mimose.training import Engine, Ride, Scheduler, Shuttle, recover
+from mimose.training import Engine, RecomputeCollector, Scheduler, Shuttle, retry_step
 from mimose.units import parse_budget
 
 log = logging.getLogger("mimose")
 
 T = TypeVar("T")
 
-_COLLECTORS: dict[str, type[Ride]] = {"ride": Ride, "shuttle": Shuttle}
+_COLLECTORS: dict[str, type[RecomputeCollector]] = {"ride": RecomputeCollector, "shuttle": Shuttle}
 
 
 def auto_checkpoint(
@@ -224,7 +224,7 @@ class Mimose:
         self._engine.read_observations()
         return self._stats.filled_in(
             cache=self._engine.scheduler.cache,
-            knowledge=self._engine.scheduler.knowledge,
+            cost_model=self._engine.scheduler.cost_model,
             budget_bytes=self.budget_bytes,
             reserve_bytes=self._engine.setting.reserve.bytes if self._engine.setting else None,
         )
@@ -240,13 +240,13 @@ class Mimose:
             )
         self._engine.read_observations()
         size = self._engine.size_of(args, kwargs, self._engine.argument_names)
-        known = self._engine.scheduler.knowledge.layouts
+        known = self._engine.scheduler.cost_model.layouts
         if size.layout not in known and self._engine.measure is None:
             refuse_other_arguments(self._engine.model.forward, args, kwargs)
         explanation = explain_plan(
-            size=self._engine.scheduler.knowledge.whole(size),
+            size=self._engine.scheduler.cost_model.whole(size),
             blocks=self._engine.block_names,
-            knowledge=self._engine.scheduler.knowledge,
+            cost_model=self._engine.scheduler.cost_model,
             planner=self._engine.scheduler.planner,
             setting=self._engine.setting,
             base_bytes=self._stats.last_base_bytes,
@@ -282,7 +282,7 @@ class Mimose:
             return function(*args, **kwargs)
         self._retrying = True
         try:
-            return recover(self._engine, function, args, kwargs)
+            return retry_step(self._engine, function, args, kwargs)
         finally:
             self._retrying = False
 
@@ -320,7 +320,7 @@ _attached: weakref.WeakSet[Engine] = weakref.WeakSet()
 inside of one that the whole model's handle has taken."""
 
 
-def _others_on(found: list[Block], former: RootSeat | None) -> list[Engine]:
+def _others_on(found: list[Block], former: RootInterceptor | None) -> list[Engine]:
     """Others on the very same blocks, to be replaced; one that shares some is refused."""
     own, same = {id(block.module) for block in found}, []
     inside = {id(part): block.name for block in found for part in block.module.modules()}
@@ -347,9 +347,9 @@ def _refuse_shared(shared: list[str], found: int, other: Engine) -> NoReturn:
     )
 
 
-def _former_on(model: nn.Module) -> RootSeat | None:
+def _former_on(model: nn.Module) -> RootInterceptor | None:
     occupant = model.__dict__.get("_compiled_call_impl")
-    return occupant if isinstance(occupant, RootSeat) else None
+    return occupant if isinstance(occupant, RootInterceptor) else None
 
 
 def _chosen(planner: str | Planner) -> Planner:

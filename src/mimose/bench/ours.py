@@ -10,7 +10,7 @@ import mimose
 from mimose.bench.arena import Trainee
 from mimose.bench.contestants import Contestant, Match, StepNote
 from mimose.interception import find_blocks
-from mimose.training import ObservedStep, PlannedStep, Ride
+from mimose.training import ObservedStep, PlannedStep, RecomputeCollector
 
 
 class Stopwatch:
@@ -83,9 +83,11 @@ class _Mimose(Contestant):
         self._decided, self._sizes = stats.planning_seconds, sizes
         if observed:
             step = self.handle._engine._last_step
-            ride: Ride | None = step.ride if isinstance(step, ObservedStep) else None
+            collector: RecomputeCollector | None = (
+                step.collector if isinstance(step, ObservedStep) else None
+            )
             runs = len(self.match.survey.observations[0].pattern)
-            kept, peak = (ride.kept, ride.peak) if ride else (0, 0)
+            kept, peak = (collector.kept, collector.peak) if collector else (0, 0)
             return StepNote(recomputed=runs - kept, observed=True, peak_bytes=peak)
         if planned:
             step = self.handle._engine._last_step

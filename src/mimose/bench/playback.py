@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from mimose.costs import Pattern, Run
-from mimose.interception import BlockSeat
+from mimose.interception import BlockInterceptor
 
 Plans = Mapping[Run, bool]
 """For each run of a step, whether it is recomputed."""
@@ -25,12 +25,12 @@ class Playback:
         self._plan = plan
         self._counts.clear()
 
-    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
-        nth = self._counts.get(seat.index, 0)
-        self._counts[seat.index] = nth + 1
-        return self._plan.get((seat.index, nth), True)
+    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
+        nth = self._counts.get(interceptor.index, 0)
+        self._counts[interceptor.index] = nth + 1
+        return self._plan.get((interceptor.index, nth), True)
 
-    def ran_out(self, seat: BlockSeat) -> None:
+    def ran_out(self, interceptor: BlockInterceptor) -> None:
         raise AssertionError("no block is guarded here: running out of memory is the step's end")
 
     @property

@@ -162,10 +162,10 @@ def _observed(arena: Arena, trainee: Trainee) -> tuple[list[StepObservation], in
         prelude = handle._stats.last_base_bytes - before
         trainee.optimizer.step()
         if number == 1:
-            base, needed = before, max(step.ride.peak, meter.read().peak)
+            base, needed = before, max(step.collector.peak, meter.read().peak)
         trainee.optimizer.zero_grad()
         synchronize(arena.device)  # or some of its times would not be known yet
-        observation = step.ride.observation(step.size)
+        observation = step.collector.observation(step.size)
         if number and observation is not None:
             seen.append(replace(observation, prelude_bytes=prelude))
     handle.detach()
@@ -194,7 +194,7 @@ def _single_blocks(arena: Arena, trainee: Trainee, seen: StepObservation) -> Ite
     playback.begin(everything(seen.pattern))  # a block's first recompute is a trial of it
     trainee.warm_up(min(arena.shapes))
     try:
-        for block in range(len(attachment.seats)):
+        for block in range(len(attachment.interceptors)):
             playback.begin(only(block, seen.pattern))
             trainee.meter.reset_peak()
             trainee.forward(trainee.batch(arena.largest, block)).backward()

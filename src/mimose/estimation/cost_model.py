@@ -10,9 +10,9 @@ from typing import Any
 from mimose.costs import InputSize, InStep, Layout, Pattern, Profile, Run, StepObservation
 from mimose.estimation.estimator import Estimator
 from mimose.estimation.habit import Habit
-from mimose.estimation.margin import Adaptation
-from mimose.estimation.multi_pass import Group
-from mimose.estimation.similar_blocks import Kin
+from mimose.estimation.margin import PredictionMargin
+from mimose.estimation.multi_pass import MultiPass
+from mimose.estimation.similar_blocks import SimilarBlocks
 
 _ENOUGH = 12
 """Observations after which sizes that cannot be predicted are no longer observed for their own
@@ -37,7 +37,7 @@ class Estimate:
     """For an extrapolation, how far off its peaks may be, as a share of them."""
 
 
-class Knowledge:
+class CostModel:
     """Estimators by input layout and pattern of runs, for one of two kinds of step: gradients are
     `born` in it, or added to existing ones.
 
@@ -48,12 +48,12 @@ class Knowledge:
     pattern is not known at its start. The size of such a step is that of all its passes.
     """
 
-    def __init__(self, *, born: bool = True, other: Knowledge | None = None) -> None:
+    def __init__(self, *, born: bool = True, other: CostModel | None = None) -> None:
         self.born = born
         self._estimators: dict[tuple[Layout, Pattern], Estimator] = {}
         self._preferred: dict[Layout, Estimator] = {}
         self._largest: dict[Layout, InputSize] = {}
-        self._groups: dict[Layout, Group] = other._groups if other else {}
+        self._groups: dict[Layout, MultiPass] = other._groups if other else {}
         self._born: dict[Pattern, tuple[int, ...]] = {}
         """The most gradients that came into being before each run's recompute; and in all."""
         self.unused: set[Run] = other.unused if other else set()
@@ -62,7 +62,7 @@ class Knowledge:
         """Whether graphs outlive their backwards."""
         self._later: list[int] = other._later if other else [0]
         self._given_up: Counter[frozenset[Run]] = Counter()
-        self._kin: dict[Layout, Kin] = {}
+        self._similar: dict[Layout, SimilarBlocks] = {}
         self._strangers = self._stood_in = self._at_ease = 0
         self._failed_at: InputSize | None = None
         self.doubts_beyond = False
@@ -70,12 +70,12 @@ class Knowledge:
         self.look_in: int | None = None
         """After how many steps one is observed since something was not as expected; None if all
         was."""
-        self.adaptation = Adaptation()
+        self.prediction_margin = PredictionMargin()
         self._version = 0
         self.mark = object()
         """Another one whenever something else is known than before: what plans from the same
         knowledge share."""
-        self.other: Knowledge = other or Knowledge(born=not born, other=self)
+        self.other: CostModel = other or CostModel(born=not born, other=self)
 
     @property
     def later_bytes(self) -> int:
@@ -86,7 +86,7 @@ class Knowledge:
         """A later backward found so much more."""
         self._later[0] = max(self._later[0], number_of_bytes)
 
-    def of(self, *, born: bool) -> Knowledge:
+    def of(self, *, born: bool) -> CostModel:
         """What is known of steps in which gradients are born, or of those that add to others."""
         return self if born == self.born else self.other
 
@@ -143,7 +143,7 @@ class Knowledge:
         if void:
             self._estimators = {key: self._estimators[key]}
             self._preferred, self._largest = {}, {key[0]: observation.size}
-            self._kin = {}
+            self._similar = {}
             self.other._forget()
         self._prefer(observation.size.layout)
         if any(observation.born_bytes) or observation.all_born_bytes:
@@ -161,7 +161,7 @@ class Knowledge:
         if group is not None and group.layout == size.layout:
             group.note(size)
         elif group is None or len(group.layout) < len(size.layout):  # as of patterns, the longest
-            self._groups[first.layout] = Group(size)
+            self._groups[first.layout] = MultiPass(size)
 
     def whole(self, size: InputSize) -> InputSize:
         """The size of a step that begins with a pass of this size, as far as one can tell."""
@@ -194,25 +194,25 @@ class Knowledge:
         if self._given_up[runs] >= _FEW:
             self.unused.update(runs)
 
-    def note_kin(self, seen: StepObservation) -> None:
+    def note_similar(self, seen: StepObservation) -> None:
         """A step that was seen whole shows which runs are alike."""
-        kin, known = Kin.among(seen), self._kin.get(seen.size.layout)
-        if known is None or known.seen.pattern != seen.pattern or len(kin) >= len(known):
-            self._kin[seen.size.layout] = kin
+        similar, known = SimilarBlocks.among(seen), self._similar.get(seen.size.layout)
+        if known is None or known.seen.pattern != seen.pattern or len(similar) >= len(known):
+            self._similar[seen.size.layout] = similar
 
     def not_alike(self, size: InputSize) -> None:
         """What was taken for alike was not in a step of this size: the next is seen whole."""
         self._strangers += 1
-        self._kin.pop(size.layout, None)
+        self._similar.pop(size.layout, None)
 
-    def kin_for(self, size: InputSize) -> Kin | None:
+    def similar_for(self, size: InputSize) -> SimilarBlocks | None:
         """The runs that tell of each other in a step of this size, if any are known to."""
-        kin, estimator = self._kin.get(size.layout), self._preferred.get(size.layout)
-        if kin is None or self._strangers >= _MOST_STRANGERS:
+        similar, estimator = self._similar.get(size.layout), self._preferred.get(size.layout)
+        if similar is None or self._strangers >= _MOST_STRANGERS:
             return None
-        if estimator is not None and (estimator.noisy or estimator.pattern != kin.seen.pattern):
+        if estimator is not None and (estimator.noisy or estimator.pattern != similar.seen.pattern):
             return None
-        return kin
+        return similar
 
     def seen_like(self, size: InputSize) -> list[StepObservation]:
         """What counts, of steps laid out like this one."""
@@ -308,7 +308,7 @@ class Knowledge:
         observed."""
         for kind in (self, self.other):
             kind._failed_at, kind.look_in = size, 0
-            kind.adaptation.failed()
+            kind.prediction_margin.failed()
 
     def wants_to_look(self, size: InputSize) -> bool:
         """Whether the coming step of this size is to be observed, whatever is known of it."""
@@ -360,10 +360,10 @@ class Knowledge:
         """
         estimator = self._preferred.get(size.layout)
         if real_rise is None:
-            self.adaptation.peaked_unseen()
+            self.prediction_margin.peaked_unseen()
         elif estimator is not None and estimator.covers(size) and estimator.predict(size):
-            self.adaptation.peaked(predicted_rise, real_rise)
-            if not self.adaptation.in_doubt:
+            self.prediction_margin.peaked(predicted_rise, real_rise)
+            if not self.prediction_margin.in_doubt:
                 estimator.confirmed()
 
     def to_plain(self) -> dict[str, Any]:
@@ -376,12 +376,12 @@ class Knowledge:
         }
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any], blocks: int | None = None) -> Knowledge:
+    def from_plain(cls, plain: Mapping[str, Any], blocks: int | None = None) -> CostModel:
         """What `to_plain` gave, of a model of so many blocks, learned again."""
-        knowledge = cls()
+        cost_model = cls()
         for observation in plain["observations"]:
             step = StepObservation.from_plain(observation, blocks)
-            knowledge.of(born=step.gradients_born).learn(step)
+            cost_model.of(born=step.gradients_born).learn(step)
         for kind, births in ((True, plain["born"]), (False, plain.get("born_beside", ()))):
             for pattern, born in births:
                 runs = tuple((int(block), int(nth)) for block, nth in pattern)
@@ -390,9 +390,9 @@ class Knowledge:
                     numbers.append(_ALL)
                 if len(numbers) != len(runs) + 1:
                     raise ValueError(f"gradients of {len(born)} runs where there are {len(runs)}")
-                knowledge.of(born=kind).note_born(runs, numbers[:-1], numbers[-1])
-        knowledge.unused.update((int(block), int(nth)) for block, nth in plain.get("unused", ()))
-        return knowledge
+                cost_model.of(born=kind).note_born(runs, numbers[:-1], numbers[-1])
+        cost_model.unused.update((int(block), int(nth)) for block, nth in plain.get("unused", ()))
+        return cost_model
 
     def _births(self) -> list[list[list[Any]]]:
         return [[list(map(list, pattern)), list(born)] for pattern, born in self._born.items()]
@@ -437,7 +437,7 @@ class Knowledge:
         """What was known of the other kind has become void, and so has this."""
         for estimator in self._estimators.values():
             estimator.forget()
-        self._largest, self._kin, self.adaptation = {}, {}, Adaptation()
+        self._largest, self._similar, self.prediction_margin = {}, {}, PredictionMargin()
 
     def _is_new(self) -> None:
         self.mark = self.other.mark = object()

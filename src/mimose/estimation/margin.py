@@ -18,7 +18,7 @@ _AGE = 16
 """Steps without a visible peak after which the oldest lesson is forgotten."""
 
 
-class Adaptation:
+class PredictionMargin:
     """Compares predicted with real peaks, step by step.
 
     Each difference is a share of the predicted rise. The margin that plans leave is the upper end

@@ -8,7 +8,7 @@ from mimose.estimation.dimensions import Shape
 _MOST_SIZES = 64
 
 
-class Group:
+class MultiPass:
     """The sizes of steps that begin alike and have several passes (a contrastive loss, a GAN)."""
 
     def __init__(self, size: InputSize) -> None:

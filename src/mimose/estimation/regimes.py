@@ -10,43 +10,43 @@ from collections.abc import Mapping
 from typing import Any
 
 from mimose.costs import Regime
-from mimose.estimation.cost_model import Knowledge
+from mimose.estimation.cost_model import CostModel
 
 _MOST = 8
 
 
-class Chapters:
+class CostModels:
     """The knowledge of each regime that steps have run in."""
 
     def __init__(self) -> None:
-        self._known: dict[Regime, Knowledge] = {}
+        self._known: dict[Regime, CostModel] = {}
         self.present: Regime | None = None
 
-    def enter(self, regime: Regime) -> tuple[Knowledge, str | None]:
+    def enter(self, regime: Regime) -> tuple[CostModel, str | None]:
         """What is known in this regime; and if it is a new one, what is different from the last."""
         former, self.present = self.present, regime
         known = self._known.pop(regime, None)
-        knowledge = self._known[regime] = known or Knowledge()
+        cost_model = self._known[regime] = known or CostModel()
         while len(self._known) > _MOST:  # the one that was left the longest ago
             del self._known[next(iter(self._known))]
         change = None if known or former is None else _difference(former, regime)
-        return knowledge, change
+        return cost_model, change
 
     def to_plain(self) -> list[dict[str, Any]]:
         """All of it, in plain numbers and strings."""
         return [
-            {"regime": regime.to_plain(), "knowledge": knowledge.to_plain()}
-            for regime, knowledge in self._known.items()
-            if knowledge.version
+            {"regime": regime.to_plain(), "knowledge": cost_model.to_plain()}
+            for regime, cost_model in self._known.items()
+            if cost_model.version
         ]
 
     def take_in(self, plain: list[Mapping[str, Any]], blocks: int) -> None:
         """Know again, of a model of so many blocks, what `to_plain` gave: all of it or nothing."""
-        chapters = {
-            Regime.from_plain(chapter["regime"]): Knowledge.from_plain(chapter["knowledge"], blocks)
+        cost_models = {
+            Regime.from_plain(chapter["regime"]): CostModel.from_plain(chapter["knowledge"], blocks)
             for chapter in plain
         }
-        self._known.update(chapters)
+        self._known.update(cost_models)
 
     def difference_from_others(self) -> str | None:
         """How the present regime differs from the last other one of which something is known."""

@@ -33,7 +33,7 @@ _MOST_SCALING = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Kin:
+class SimilarBlocks:
     """Which runs of a step are alike, as one step has shown; and what they cost in it."""
 
     seen: StepObservation
@@ -46,7 +46,7 @@ class Kin:
         return len(set(self.kinds))
 
     @classmethod
-    def among(cls, seen: StepObservation) -> Kin:
+    def among(cls, seen: StepObservation) -> SimilarBlocks:
         """The kin in a step that was seen whole."""
         kinds = list(range(len(seen.runs)))
         inner = _moving(seen.runs)[1:-1]
@@ -133,7 +133,7 @@ class Kin:
 class Sample(NamedTuple):
     """A step that is observed in part: what is recomputed in it, and who tells of the rest."""
 
-    kin: Kin
+    similar: SimilarBlocks
     again: Mapping[Run, bool]
 
 

@@ -18,8 +18,8 @@ from mimose.execution.buffers import (
 )
 from mimose.execution.caches import CacheUse, may_take_cache
 from mimose.execution.collectives import Spoken, several
-from mimose.execution.context import Ambient, is_foreign
-from mimose.execution.dry_run import Rehearsal
+from mimose.execution.context import ExecutionContext, is_foreign
+from mimose.execution.dry_run import DryRun
 from mimose.execution.later_changes import Begun, Build, Later, Moment
 from mimose.execution.oom_fallback import Guard
 from mimose.execution.recompute import Found, Frame, foreign_hooks, hide_from_compiler
@@ -28,17 +28,18 @@ from mimose.execution.side_effects import (
     Exchanged,
     FirstLook,
     Imprint,
-    Traces,
+    SideEffects,
     parameter_places,
     without_a_trace,
 )
 
 __all__ = [
-    "Ambient",
     "Begun",
     "Build",
     "CacheUse",
+    "DryRun",
     "Exchanged",
+    "ExecutionContext",
     "FirstLook",
     "Found",
     "Frame",
@@ -49,10 +50,9 @@ __all__ = [
     "Listener",
     "Moment",
     "Place",
-    "Rehearsal",
+    "SideEffects",
     "Snapshot",
     "Spoken",
-    "Traces",
     "all_places_in",
     "are_plain",
     "at_end_of_backward",

@@ -15,7 +15,7 @@ import torch
 _AUTOCAST_DEVICES = ("cuda", "cpu")
 
 
-class Ambient:
+class ExecutionContext:
     """The ambient state of one forward, and how to run something under it again."""
 
     __slots__ = ("autocast", "device", "generators", "sdpa")

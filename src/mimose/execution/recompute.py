@@ -31,9 +31,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mimose.errors import RecomputeError
 from mimose.execution.autograd import Listener
-from mimose.execution.context import Ambient
-from mimose.execution.dry_run import Rehearsal, Watch, alike
-from mimose.execution.saved_arguments import Held, HeldByGraph
+from mimose.execution.context import ExecutionContext
+from mimose.execution.dry_run import DryRun, Watch, alike
+from mimose.execution.saved_arguments import ArgumentsSavedByGraph, SavedArguments
 from mimose.tensors import (
     argument_tensors,
     is_out_of_memory,
@@ -63,16 +63,15 @@ class Frame:
 
     __slots__ = (
         "__weakref__",
-        "ambient",
         "block",
         "check",
         "complete",
         "devices",
         "dtypes",
         "early_stop",
+        "execution_context",
         "found",
         "function",
-        "held",
         "in_use",
         "keeping",
         "listener",
@@ -81,6 +80,7 @@ class Frame:
         "node",
         "rebuilt",
         "run_id",
+        "saved_arguments",
         "shapes",
         "storages",
         "versions",
@@ -110,12 +110,12 @@ class Frame:
         self.early_stop = early_stop
         self.found = found
         self.keeping = keeping
-        self.ambient = Ambient(tensors, preserve_rng=preserve_rng)
-        self.held: Held | HeldByGraph
+        self.execution_context = ExecutionContext(tensors, preserve_rng=preserve_rng)
+        self.saved_arguments: SavedArguments | ArgumentsSavedByGraph
         if _hooks_are_active():
-            self.held = HeldByGraph(args, kwargs)
+            self.saved_arguments = ArgumentsSavedByGraph(args, kwargs)
         else:
-            self.held = Held(args, kwargs, tensors)
+            self.saved_arguments = SavedArguments(args, kwargs, tensors)
         self.shapes: list[torch.Size] = []
         self.dtypes: list[torch.dtype] = []
         self.devices: list[int] = []
@@ -137,14 +137,14 @@ class Frame:
         self.complete = True
         if self.listener is not None:
             self._tell_of_forward(self.listener, args, kwargs, out)
-        if not cuda_was_up and self.ambient.generators and torch.cuda.is_initialized():
+        if not cuda_was_up and self.execution_context.generators and torch.cuda.is_initialized():
             raise RuntimeError(
                 f"{self._title}: PyTorch's device state was initialized in the forward pass of a "
                 "checkpoint, so its RNG could not be captured: use the device once before"
             )
         return out
 
-    def rehearse(self, out: Any, *, count_operators: bool) -> Rehearsal:
+    def dry_run(self, out: Any, *, count_operators: bool) -> DryRun:
         """Recompute at once and compare.
 
         For a frame made with `keeping=True`. The activations stay, and the backward uses them as if
@@ -159,21 +159,21 @@ class Frame:
             if is_out_of_memory(error):
                 self.let_go()
                 raise
-            return Rehearsal(f"it raised {type(error).__name__}: {error}")
+            return DryRun(f"it raised {type(error).__name__}: {error}")
         finally:
             watch.let_go()
         if watch.packed != len(self.shapes):
-            return Rehearsal(
+            return DryRun(
                 f"it saved {watch.packed} tensors where the forward saved {len(self.shapes)}"
             )
         if self.misfits:
-            return Rehearsal(self._describe_misfits())
+            return DryRun(self._describe_misfits())
         try:
             if not alike(out, rebuilt):
-                return Rehearsal("its outputs have other values")
+                return DryRun("its outputs have other values")
         except Exception as error:  # nested tensors, say
-            return Rehearsal(f"its outputs cannot be compared ({type(error).__name__}: {error})")
-        return Rehearsal(None, watch.operators_since if count_operators else None)
+            return DryRun(f"its outputs cannot be compared ({type(error).__name__}: {error})")
+        return DryRun(None, watch.operators_since if count_operators else None)
 
     def let_go(self) -> None:
         """Keep nothing any more: the backward recomputes."""
@@ -186,7 +186,8 @@ class Frame:
         For a frame made with `keeping=True`. Arguments that lead to the frame's own graph would
         otherwise hold it, and it them, where no garbage collector sees that.
         """
-        self.function, self.held, self.found = _as_it_is, Held((), {}, []), None
+        self.function, self.found = _as_it_is, None
+        self.saved_arguments = SavedArguments((), {}, [])
 
     def _packer(self) -> Callable[[torch.Tensor], int]:
         shapes, dtypes, devices = self.shapes, self.dtypes, self.devices
@@ -298,14 +299,14 @@ class Frame:
         self, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]
     ) -> Any:
         try:
-            args, kwargs = self.held.release()
+            args, kwargs = self.saved_arguments.release()
         except RuntimeError as error:
             raise RuntimeError(
                 f"{self._title}: {error}. Work on a copy of it, or exclude this block"
             ) from None
         self.misfits.clear()
         self.run_id = None
-        run = self.ambient.run
+        run = self.execution_context.run
         try:
             with saved_tensors_hooks(pack, unpack), torch.enable_grad():
                 if self.found is None:

@@ -14,7 +14,7 @@ from mimose.execution.caches import copy_of_cache, is_cache, tensors_in_cache
 from mimose.tensors import argument_tensors, map_tensors, tensors_in
 
 
-class Held:
+class SavedArguments:
     """Arguments kept for the recompute while nobody else's hooks are active."""
 
     __slots__ = ("args", "kwargs", "versions")
@@ -95,7 +95,7 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-class HeldByGraph:
+class ArgumentsSavedByGraph:
     """Arguments kept as saved tensors, so that an outer checkpoint's hooks take charge of them."""
 
     __slots__ = ("args", "kwargs", "result")

@@ -86,7 +86,7 @@ def parameter_places(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
     return [(part._parameters, name) for part in parts for name in part._parameters]
 
 
-class Traces(NamedTuple):
+class SideEffects(NamedTuple):
     """What a block's first run has changed on its modules, and which hooks only looked on."""
 
     attributes: tuple[Place, ...] = ()
@@ -109,12 +109,12 @@ class Imprint:
 
     __slots__ = ("_dice", "_onlookers", "_values")
 
-    def __init__(self, traces: Traces, dice: Dice | None = None) -> None:
-        self._dice = dice or (Dice(traces.generators) if traces.draws else None)
-        self._onlookers = traces.onlookers
+    def __init__(self, side_effects: SideEffects, dice: Dice | None = None) -> None:
+        self._dice = dice or (Dice(side_effects.generators) if side_effects.draws else None)
+        self._onlookers = side_effects.onlookers
         self._values = [
             (module, name, _kept(vars(module).get(name, ABSENT)))
-            for module, name in traces.attributes
+            for module, name in side_effects.attributes
         ]
 
     @property
@@ -125,7 +125,7 @@ class Imprint:
     @classmethod
     def of(cls, values: Iterable[tuple[Any, str, Any]]) -> Imprint:
         """These values of holders' attributes."""
-        made = cls(Traces())
+        made = cls(SideEffects())
         made._values = [(holder, name, _kept(value)) for holder, name, value in values]
         return made
 
@@ -151,7 +151,7 @@ def without_a_trace(block: nn.Module, function: Callable[..., Any], *args: Any) 
     before = [frozenset(vars(part)) | OWN for part in parts]
     places = ((part, n) for part in parts for n in vars(part) if n not in OWN)
     try:
-        return Imprint(Traces(tuple(places))).run(function, *args)
+        return Imprint(SideEffects(tuple(places))).run(function, *args)
     finally:
         for part, names in zip(parts, before, strict=True):
             for name in vars(part).keys() - names:
@@ -214,7 +214,7 @@ class FirstLook:
 
         return heard
 
-    def traces(self) -> Traces:
+    def side_effects(self) -> SideEffects:
         """What the run has left, if it is over."""
         changed = [
             (module, name)
@@ -231,18 +231,22 @@ class FirstLook:
             if silent and (key in module._forward_hooks or id(module) not in altered)
         )
         drew = self._dice.moved()
-        return Traces(tuple(changed), tuple(onlookers), drew, self._generators() if drew else ())
+        return SideEffects(
+            tuple(changed), tuple(onlookers), drew, self._generators() if drew else ()
+        )
 
-    def imprint(self, traces: Traces) -> Imprint:
+    def imprint(self, side_effects: SideEffects) -> Imprint:
         """These attributes as they were before the run."""
-        made = Imprint(traces._replace(attributes=()), self._dice if traces.draws else None)
+        made = Imprint(
+            side_effects._replace(attributes=()), self._dice if side_effects.draws else None
+        )
         old = {
             (id(holder), name): copy
             for holder, before in self._before
             for name, (_, copy) in before.items()
         }
         made._values = [
-            (m, name, _kept(old.get((id(m), name), ABSENT))) for m, name in traces.attributes
+            (m, name, _kept(old.get((id(m), name), ABSENT))) for m, name in side_effects.attributes
         ]
         return made
 

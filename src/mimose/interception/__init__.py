@@ -4,11 +4,11 @@ Also what stands in the way: compiled models, other checkpointing, blocks that c
 Knows neither memory nor plans.
 """
 
-from mimose.interception.attachment import RECOMPUTE_EVERYTHING, Attachment, BlockSeat
+from mimose.interception.attachment import RECOMPUTE_EVERYTHING, Attachment, BlockInterceptor
 from mimose.interception.block_names import described
 from mimose.interception.blocks import Block, Selector, find_blocks
 from mimose.interception.compiled import Tripwire, refuse_compiled, refuse_lazy
-from mimose.interception.root import RootSeat
+from mimose.interception.root import RootInterceptor
 from mimose.interception.takeover import refuse_foreign
 from mimose.interception.trial import Trials
 
@@ -16,8 +16,8 @@ __all__ = [
     "RECOMPUTE_EVERYTHING",
     "Attachment",
     "Block",
-    "BlockSeat",
-    "RootSeat",
+    "BlockInterceptor",
+    "RootInterceptor",
     "Selector",
     "Trials",
     "Tripwire",

@@ -14,20 +14,20 @@ from mimose.interception.blocks import Block
 from mimose.interception.compiled import refuse_in_compiled_code
 from mimose.interception.interceptor import under_transform
 from mimose.interception.takeover import Takeover
-from mimose.interception.trial import TrialSeat, Tried
+from mimose.interception.trial import Tried, TriedInterceptor
 
 
 class Director(Protocol):
     """Whoever decides: asked at each training call of a block."""
 
-    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
         """Whether this run of the block keeps nothing and recomputes."""
 
-    def ran_out(self, seat: BlockSeat) -> None:
+    def ran_out(self, interceptor: BlockInterceptor) -> None:
         """Memory ran out while the block, guarded, was to be kept: it is recomputed instead."""
 
 
-class BlockSeat(TrialSeat):
+class BlockInterceptor(TriedInterceptor):
     """Sits on one block and runs it as the director says."""
 
     __slots__ = ("after", "caches", "director", "guarded", "index", "stack")
@@ -90,7 +90,7 @@ class BlockSeat(TrialSeat):
         Other ranks do, and hooks such as FSDP2's.
         """
         alone = not self.speaks_to and not self.module._forward_pre_hooks
-        clean = bool(self.trusted) and not self.traces
+        clean = bool(self.trusted) and not self.side_effects
         return alone and clean and are_plain(args, kwargs)
 
     def _kept_if_it_fits(self, args: Any, kwargs: Any) -> Any:
@@ -137,46 +137,50 @@ class Attachment:
         self.takeover = Takeover(model, blocks)
         self.caches = CacheUse()
         shared = (Tried(), self.caches)
-        self.seats = [BlockSeat(block, i, director, *shared) for i, block in enumerate(blocks)]
-        self.seats[-1].comes_last = True
+        self.interceptors = [
+            BlockInterceptor(block, i, director, *shared) for i, block in enumerate(blocks)
+        ]
+        self.interceptors[-1].comes_last = True
         self._looks = 0
         # Whoever still holds a handle of a model that is gone holds none of its tensors.
-        self._at_the_end = weakref.finalize(model, _let_go, list(map(weakref.ref, self.seats)))
+        self._at_the_end = weakref.finalize(
+            model, _let_go, list(map(weakref.ref, self.interceptors))
+        )
         self._at_the_end.atexit = False
-        self.take_seats()
+        self.intercept_again()
 
-    def take_seats(self) -> None:
+    def intercept_again(self) -> None:
         """Sit down again where a block was compiled, or otherwise replaced its call, since.
 
         One tells of all, as a rule; all are looked at now and then.
         """
         self._looks += 1
-        if self._looks % 16 < 2 or not self.seats[0].taken:
-            for seat in self.seats:
-                seat.take()
+        if self._looks % 16 < 2 or not self.interceptors[0].taken:
+            for interceptor in self.interceptors:
+                interceptor.take()
 
     def detach(self) -> None:
         """The blocks are as before."""
-        for seat in self.seats:
-            seat.leave()
+        for interceptor in self.interceptors:
+            interceptor.leave()
         self._at_the_end()
         self.takeover.undo()
 
 
-def _let_go(seats: list[weakref.ref[BlockSeat]]) -> None:
-    for ref in seats:
-        seat = ref()
-        if seat is not None:
-            seat.let_go()
+def _let_go(interceptors: list[weakref.ref[BlockInterceptor]]) -> None:
+    for ref in interceptors:
+        interceptor = ref()
+        if interceptor is not None:
+            interceptor.let_go()
 
 
 class _Everything:
     """The director that recomputes every block."""
 
-    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
         return True
 
-    def ran_out(self, seat: BlockSeat) -> None:
+    def ran_out(self, interceptor: BlockInterceptor) -> None:
         raise AssertionError("nothing is kept")
 
 

@@ -36,7 +36,7 @@ class _Same:
         return id(self._value)
 
 
-def make_of(block: nn.Module) -> Hashable | None:
+def kind_of(block: nn.Module) -> Hashable | None:
     """What a block is made of: equal for blocks that do the same with the same kind of input.
 
     Everything but its weights and its number has to be equal, or the same object. None if that

@@ -20,7 +20,7 @@ from mimose.errors import ConflictError
 from mimose.execution import hide_from_compiler
 
 
-class Seat:
+class Interceptor:
     """Takes the place of a module's call; `take` and `leave` it."""
 
     __slots__ = ("__weakref__", "_module", "compiled")
@@ -45,7 +45,7 @@ class Seat:
         place = self.module.__dict__
         occupant = place.get("_compiled_call_impl")
         if occupant is not self:
-            if isinstance(occupant, Seat):
+            if isinstance(occupant, Interceptor):
                 occupant = occupant.compiled
             self.compiled = occupant
             if occupant is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mimose.interception.compiled import refuse_in_compiled_code
-from mimose.interception.interceptor import Seat, under_transform
+from mimose.interception.interceptor import Interceptor, under_transform
 
 
 class Owner(Protocol):
@@ -20,7 +20,7 @@ class Owner(Protocol):
     def detach(self) -> None: ...
 
 
-class RootSeat(Seat):
+class RootInterceptor(Interceptor):
     """The seat on the model itself. Trainers that never call it are served all the same."""
 
     __slots__ = ("owner",)

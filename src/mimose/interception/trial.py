@@ -18,6 +18,7 @@ from mimose.errors import ConflictError, RecomputeError, warn
 from mimose.execution import (
     Begun,
     Build,
+    DryRun,
     Exchanged,
     FirstLook,
     Found,
@@ -28,19 +29,18 @@ from mimose.execution import (
     Listener,
     Moment,
     Place,
-    Rehearsal,
+    SideEffects,
     Snapshot,
     Spoken,
-    Traces,
     all_places_in,
     foreign_hooks,
     norm_places,
     parameter_places,
     several,
 )
-from mimose.interception.block_kind import make_of
+from mimose.interception.block_kind import kind_of
 from mimose.interception.blocks import Block
-from mimose.interception.interceptor import Seat
+from mimose.interception.interceptor import Interceptor
 from mimose.tensors import is_out_of_memory
 
 log = logging.getLogger("mimose")
@@ -60,7 +60,7 @@ class Tried:
         """Whether an early stop spares anything, by kind of block: counting is slow."""
         self.trials = 0
         """How many runs of blocks were trials so far: memory in these is no measure."""
-        self.makes: set[Hashable] = set()
+        self.kinds: set[Hashable] = set()
         """What was recomputed and compared: how a block is made, and what its forward saved."""
         self.changed_later: set[type[nn.Module]] = set()
         """The classes of blocks whose arguments are changed in place after their run."""
@@ -69,7 +69,7 @@ class Tried:
         """How many blocks there are of each class."""
         self._told: set[tuple[type[nn.Module], str]] = set()
 
-    def tell(self, block: TrialSeat, what: str, remedy: str = "") -> None:
+    def tell(self, block: TriedInterceptor, what: str, remedy: str = "") -> None:
         """Warn of a block; of others of its class of which the same is to be said, only log it."""
         kind = type(block.module)
         if (kind, what) in self._told:
@@ -101,28 +101,28 @@ class Waiting:
     that is carried along): it could not be recomputed from them.
     """
 
-    def __init__(self, seat: TrialSeat, frame: Frame, given: Given | None) -> None:
-        self._seat, self._frame = weakref.ref(seat), weakref.ref(frame)
+    def __init__(self, interceptor: TriedInterceptor, frame: Frame, given: Given | None) -> None:
+        self._seat, self._frame = weakref.ref(interceptor), weakref.ref(frame)
         self._given = None if given is None else weakref.ref(given)
 
     def settle(self) -> None:
         """The next block begins to run."""
-        seat, frame = self._seat(), self._frame()
-        if seat is None:
+        interceptor, frame = self._seat(), self._frame()
+        if interceptor is None:
             return
-        seat.tried.waiting = None
+        interceptor.tried.waiting = None
         if frame is None:  # the step is over, or was given up
             return
         given = None if self._given is None else self._given()
-        if frame.held.changed or (given is not None and given.tensors_changed):
+        if frame.saved_arguments.changed or (given is not None and given.tensors_changed):
             frame.keep()
-            seat.tried.changed_later.add(type(seat.module))
-            seat._distrust(_CHANGED_LATER)
+            interceptor.tried.changed_later.add(type(interceptor.module))
+            interceptor._distrust(_CHANGED_LATER)
         else:
             frame.let_go()
 
 
-class TrialSeat(Seat):
+class TriedInterceptor(Interceptor):
     """A seat that can run its block recomputed, and tries that out the first time."""
 
     __slots__ = (
@@ -137,8 +137,8 @@ class TrialSeat(Seat):
         "name",
         "parameters",
         "run",
+        "side_effects",
         "speaks_to",
-        "traces",
         "tried",
         "trusted",
     )
@@ -158,7 +158,7 @@ class TrialSeat(Seat):
         self.early_stop = True
         self.changing: list[Place] = []
         """The buffers that its forward changes."""
-        self.traces = Traces()
+        self.side_effects = SideEffects()
         self.build: Build | None = None
         """How it was made when it was tried."""
         self.later: Later | None = None
@@ -175,7 +175,7 @@ class TrialSeat(Seat):
     def verdict(self) -> dict[str, Any] | None:
         """What its first run has shown, in plain values; None if it has not run, or is gone."""
         module = self._module()
-        if self.trusted is None or module is None or not self.traces.on_modules_alone:
+        if self.trusted is None or module is None or not self.side_effects.on_modules_alone:
             return None
         names = {id(m): name for name, m in module.named_modules()}
 
@@ -186,8 +186,8 @@ class TrialSeat(Seat):
             "trusted": self.trusted,
             "early_stop": self.early_stop,
             "changing": named(self.changing),
-            "traces": named(self.traces.attributes),
-            "draws": self.traces.draws,
+            "traces": named(self.side_effects.attributes),
+            "draws": self.side_effects.draws,
         }
 
     def believe(self, verdict: Mapping[str, Any]) -> None:
@@ -202,12 +202,12 @@ class TrialSeat(Seat):
             return
         changing = [(parts[str(at)], str(name)) for at, name in verdict["changing"]]
         left = [(parts[str(at)], str(name)) for at, name in verdict.get("traces", ())]
-        self._settle(changing, Traces(tuple(left)))
+        self._settle(changing, SideEffects(tuple(left)))
         self.early_stop = bool(verdict["early_stop"])
         self.trusted = bool(verdict["trusted"])
 
-    def _settle(self, changing: list[Place], traces: Traces) -> None:
-        self.changing, self.traces = changing, traces
+    def _settle(self, changing: list[Place], side_effects: SideEffects) -> None:
+        self.changing, self.side_effects = changing, side_effects
         self.parameters = parameter_places(self.module)
         self.build = Build(self.module)
         self._look_for_more()
@@ -216,13 +216,13 @@ class TrialSeat(Seat):
         known = {(id(module), name) for module, name in self.changing}
         places = all_places_in(self.module)
         quiet = [(module, name) for module, name in places if (id(module), name) not in known]
-        self.later = Later(self.module, self.traces.attributes, quiet)
+        self.later = Later(self.module, self.side_effects.attributes, quiet)
         return self.later
 
     def let_go(self) -> None:
         """Hold on to no module, no parameter and no step any more."""
         self.listener = None
-        self.changing, self.parameters, self.traces = [], [], Traces()
+        self.changing, self.parameters, self.side_effects = [], [], SideEffects()
         self.build = self.later = None
         self.tried = Tried()
 
@@ -255,7 +255,7 @@ class TrialSeat(Seat):
         return out
 
     def _imprint(self) -> Imprint | None:
-        return Imprint(self.traces) if self.traces else None
+        return Imprint(self.side_effects) if self.side_effects else None
 
     def _before(self) -> Moment:
         """What a forward that begins now finds of what no forward has changed yet."""
@@ -281,15 +281,17 @@ class TrialSeat(Seat):
         old = Snapshot.of(begun.buffers), Imprint.of(begun.attributes)
         frame.found = _Found((frame.found, *old))
         if begun.lost:
-            problem = frame.rehearse(out, count_operators=False).problem
+            problem = frame.dry_run(out, count_operators=False).problem
             if problem is not None:
                 raise RecomputeError(
                     f"block {self.name!r} has begun to change {begun.lost!r} in place, a large "
                     "tensor that it had left alone, and cannot be recomputed from what it is now: "
                     f"{problem}. exclude={self.name!r} keeps the block"
                 )
-        traces = self.traces._replace(attributes=(*self.traces.attributes, *attributes))
-        self._settle(self.changing + buffers, traces)
+        side_effects = self.side_effects._replace(
+            attributes=(*self.side_effects.attributes, *attributes)
+        )
+        self._settle(self.changing + buffers, side_effects)
 
     def _first_time(
         self, function: Callable[..., Any], args: Any, kwargs: Any, given: Given | None
@@ -309,38 +311,38 @@ class TrialSeat(Seat):
         if self._changed(given, frame):
             return out
         buffers.add_born(self.module)
-        traces, changed = look.traces(), look.changed_for_good
-        imprint = look.imprint(traces)
+        side_effects, changed = look.side_effects(), look.changed_for_good
+        imprint = look.imprint(side_effects)
         self.large = self.large | imprint.large
         frame.found = _Found((exchanged, buffers, imprint, given))
-        make = None if traces or changed is not None else self._make(frame)
-        if make is not None and make in self.tried.makes:
+        make = None if side_effects or changed is not None else self._make(frame)
+        if make is not None and make in self.tried.kinds:
             frame.let_go()
-            self._trust(buffers, traces)
+            self._trust(buffers, side_effects)
         elif changed is not None:  # a second run would change it again
             frame.keep()
             self._distrust(f"it changes {changed}")
         else:
-            rehearsal = self._rehearsed(frame, out)
-            if rehearsal is None:
-                self._could_not_try(buffers, traces)
-            elif rehearsal.problem is not None:
+            dry_run = self._dry_run(frame, out)
+            if dry_run is None:
+                self._could_not_try(buffers, side_effects)
+            elif dry_run.problem is not None:
                 frame.keep()
-                self._distrust(rehearsal.problem)
+                self._distrust(dry_run.problem)
             else:
-                self._believe_trial(rehearsal, make)
-                self._trust(buffers, traces)
+                self._believe_trial(dry_run, make)
+                self._trust(buffers, side_effects)
                 if self.comes_last:  # what follows may be large
                     frame.let_go()
                 else:
                     self.tried.waiting = Waiting(self, frame, given)
         return out
 
-    def _could_not_try(self, buffers: Snapshot, traces: Traces) -> None:
+    def _could_not_try(self, buffers: Snapshot, side_effects: SideEffects) -> None:
         """Without memory to try it again and again, what a recompute checks anyway must do."""
         self.attempts += 1
         if self.attempts == _MOST_ATTEMPTS:
-            self._trust(buffers, traces)
+            self._trust(buffers, side_effects)
             self.tried.tell(
                 self,
                 "is too large to be tried: with its activations there twice, memory ran out. It is "
@@ -348,34 +350,34 @@ class TrialSeat(Seat):
                 "compared",
             )
 
-    def _rehearsed(self, frame: Frame, out: Any) -> Rehearsal | None:
+    def _dry_run(self, frame: Frame, out: Any) -> DryRun | None:
         """How a recompute goes; None without memory to try: the next run is tried again then."""
         spoken = Spoken()
         count = self.compiled is None and type(self.module) not in self.tried.stops
         try:
-            rehearsal = frame.rehearse(out, count_operators=count)
+            dry_run = frame.dry_run(out, count_operators=count)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             return None
         self.speaks_to = spoken.to()
-        return rehearsal
+        return dry_run
 
-    def _believe_trial(self, rehearsal: Rehearsal, make: Hashable | None) -> None:
+    def _believe_trial(self, dry_run: DryRun, make: Hashable | None) -> None:
         """What went well holds for others of the kind."""
         # Stopping takes an exception, tens of microseconds: only where it spares something.
-        if rehearsal.operators_after_last is not None:
-            self.tried.stops[type(self.module)] = rehearsal.operators_after_last != 0
+        if dry_run.operators_after_last is not None:
+            self.tried.stops[type(self.module)] = dry_run.operators_after_last != 0
         if make is not None:
-            self.tried.makes.add(make)
+            self.tried.kinds.add(make)
 
     def _distrust(self, problem: str) -> None:
         self.trusted = False
         what = f"cannot be recomputed: {problem}. It is kept from now on"
         self.tried.tell(self, what, f"; exclude={self.name!r} says so in advance")
 
-    def _trust(self, buffers: Snapshot, traces: Traces) -> None:
-        self._settle(list({*buffers.changed(), *norm_places(self.module)}), traces)
+    def _trust(self, buffers: Snapshot, side_effects: SideEffects) -> None:
+        self._settle(list({*buffers.changed(), *norm_places(self.module)}), side_effects)
         self.trusted = True
         self.early_stop = self.compiled is not None or self.tried.stops.get(type(self.module), True)
 
@@ -383,7 +385,7 @@ class TrialSeat(Seat):
         """What tells whether another block's verdict holds for this one; None if none can."""
         if self.compiled is not None or several():  # each finds out for itself who speaks to whom
             return None
-        make = make_of(self.module)
+        make = kind_of(self.module)
         return None if make is None else (make, tuple(frame.shapes), tuple(frame.dtypes))
 
     def _frame(self, function: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Frame:

@@ -14,7 +14,7 @@ from itertools import zip_longest
 import numpy as np
 
 from mimose.costs import InputSize, Profile, recompute_nanoseconds
-from mimose.estimation import Estimate, Knowledge
+from mimose.estimation import CostModel, Estimate
 from mimose.planning import Plan, Planner, planner_named
 from mimose.reporting.reader import RecordedStep, Recording
 
@@ -26,7 +26,7 @@ _WARM_UP = 2
 class Outlook:
     """A model on paper: what is known of it, and of the run it is in."""
 
-    knowledge: Knowledge
+    cost_model: CostModel
     planner: Planner
     floor_bytes: int
     """In use before a step: parameters, optimizer state, gradients that stay."""
@@ -43,12 +43,12 @@ class Outlook:
         """The outlook of a recorded run."""
         last = recording.observations[-1] if recording.observations else None
         born = last is not None and last.gradients_born
-        knowledge = recording.knowledge().of(born=born)
+        cost_model = recording.cost_model().of(born=born)
         reserve = recording.steps[-1].reserve_bytes if recording.steps else 0
         outlook = cls(
-            knowledge=knowledge,
+            cost_model=cost_model,
             planner=planner or _planner_of(recording),
-            floor_bytes=_floor(recording, knowledge),
+            floor_bytes=_floor(recording, cost_model),
             missing_bytes=recording.header.gradient_bytes if born else 0,
             reserve_share=reserve / recording.header.budget_bytes,
             budget_bytes=recording.header.budget_bytes,
@@ -66,23 +66,23 @@ class Outlook:
 
     def estimate(self, size: InputSize) -> Estimate | None:
         """The same or, failing that, an upper bound; None where nothing is known."""
-        return self._usual(self.knowledge.estimate(size), size)
+        return self._usual(self.cost_model.estimate(size), size)
 
     def extrapolate(self, size: InputSize) -> Estimate | None:
         """The same where it can be predicted; beyond the sizes seen what can be expected."""
         estimate = self.estimate(size)
         if estimate is not None and estimate.at_most_as is None:
             return estimate
-        if not self.knowledge.beyond(size):
+        if not self.cost_model.beyond(size):
             return None
-        return self._usual(self.knowledge.extrapolate(size), size)
+        return self._usual(self.cost_model.extrapolate(size), size)
 
     def _usual(self, estimate: Estimate | None, size: InputSize) -> Estimate | None:
         """An estimate of a size, in a usual step."""
-        pattern = self.knowledge.pattern_for(size)
+        pattern = self.cost_model.pattern_for(size)
         if estimate is None or pattern is None:
             return None
-        in_step = self.knowledge.in_step(pattern, self.missing_bytes)
+        in_step = self.cost_model.in_step(pattern, self.missing_bytes)
         return replace(estimate, profile=estimate.profile.in_step(*in_step))
 
     def base_bytes(self, profile: Profile) -> int:
@@ -163,11 +163,11 @@ def _time_points(
         yield whole, max(took - again, 0.0)
 
 
-def _floor(recording: Recording, knowledge: Knowledge) -> int:
+def _floor(recording: Recording, cost_model: CostModel) -> int:
     """The memory in use before a step, as the later half of the run has it."""
     bases = []
     for step in recording.steps[len(recording.steps) // 2 :]:
-        profile = knowledge.predict(step.size) or knowledge.other.predict(step.size)
+        profile = cost_model.predict(step.size) or cost_model.other.predict(step.size)
         if profile is not None:
             bases.append(step.base_bytes - profile.prelude)
     return int(statistics.median(bases)) if bases else recording.header.parameter_bytes

@@ -11,7 +11,7 @@ from typing import Any
 
 from mimose.costs import InputSize, StepObservation
 from mimose.errors import ArgumentError
-from mimose.estimation import Knowledge
+from mimose.estimation import CostModel
 from mimose.planning import planner_named
 from mimose.reporting.lengths import padded, parse_lengths
 from mimose.reporting.outlook import Outlook
@@ -43,7 +43,7 @@ class Question:
             question = cls(Outlook.of(recording), sizes, recording.remark)
         else:
             question = cls._about_state(_state_in(file), file, floor_bytes)
-        if not question.sizes or not question.outlook.knowledge.version:
+        if not question.sizes or not question.outlook.cost_model.version:
             raise ArgumentError(f"{file} has nothing learned in it yet: train a few more steps")
         outlook = question.outlook
         if planner is not None:
@@ -64,14 +64,14 @@ class Question:
         try:
             plain = state["chapters"][-1]["knowledge"]
             observations = [StepObservation.from_plain(o) for o in plain["observations"]]
-            knowledge = Knowledge.from_plain(plain)
+            cost_model = CostModel.from_plain(plain)
         except (KeyError, IndexError, TypeError, ValueError):
             raise ArgumentError(f"{file} has nothing learned in it") from None
         born = max(
             (b for o in observations for b in (*o.born_bytes, o.all_born_bytes or 0)), default=0
         )
         outlook = Outlook(
-            knowledge=knowledge.of(born=born > 0),
+            cost_model=cost_model.of(born=born > 0),
             planner=planner_named("optimal"),
             floor_bytes=floor_bytes,
             missing_bytes=born,

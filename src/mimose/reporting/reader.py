@@ -12,7 +12,7 @@ from typing import Any
 
 from mimose.costs import InputSize, Layout, Pace, StepObservation
 from mimose.errors import ArgumentError
-from mimose.estimation import Knowledge
+from mimose.estimation import CostModel
 from mimose.reporting.recording import FORMAT, Header
 
 
@@ -83,12 +83,12 @@ class Recording:
             took.append(pace.seconds(step.milliseconds / 1e3, whole))
         return [*took, *(step.milliseconds / 1e3 for step in self.steps[-1:])]
 
-    def knowledge(self) -> Knowledge:
+    def cost_model(self) -> CostModel:
         """What the session knew at the end, rebuilt."""
-        knowledge = Knowledge()
+        cost_model = CostModel()
         for observation in self.observations:
-            knowledge.of(born=observation.gradients_born).learn(observation)
-        return knowledge
+            cost_model.of(born=observation.gradients_born).learn(observation)
+        return cost_model
 
     @property
     def remark(self) -> str:
@@ -160,7 +160,7 @@ class _Reader:
         self.recording = Recording(header)
         self._blocks = len(header.blocks)
         self._layouts: dict[int, Layout] = {}
-        self._chapters: dict[int, list[StepObservation]] = {}
+        self._cost_models: dict[int, list[StepObservation]] = {}
         self._reserve = 0
 
     def take(self, number: int, line: str) -> None:
@@ -177,9 +177,9 @@ class _Reader:
                 self.recording.observations.append(observation)
             elif "timed" in values:
                 timed = StepObservation.from_plain(values["timed"], self._blocks)
-                _take_times(self._chapters.get(values["in"], []), timed)
+                _take_times(self._cost_models.get(values["in"], []), timed)
             elif "regime" in values:
-                self.recording.observations = self._chapters.setdefault(values["regime"], [])
+                self.recording.observations = self._cost_models.setdefault(values["regime"], [])
             elif "layout" in values:
                 self._layouts[values["layout"]] = _layout(values["of"])
             elif "event" in values:

@@ -34,7 +34,7 @@ import torch
 
 from mimose.costs import Layout, StepObservation
 from mimose.errors import ArgumentError, warn
-from mimose.estimation import Knowledge
+from mimose.estimation import CostModel
 from mimose.training import RunStart, StepRecord, StepStart, Subscriber
 
 log = logging.getLogger("mimose")
@@ -151,7 +151,7 @@ class Recorder(Subscriber):
         """The times of what was learned before, in this regime, are known now."""
         self._put({"timed": observation.to_plain(), "in": self._regimes.get(regime, 0)})
 
-    def regime_entered(self, regime: Hashable, knowledge: Knowledge) -> None:
+    def regime_entered(self, regime: Hashable, cost_model: CostModel) -> None:
         """From here on steps run in this regime, of which so much is known already."""
         index = self._regimes.get(regime)
         if index is not None:  # a GAN's steps go back and forth between two
@@ -159,7 +159,7 @@ class Recorder(Subscriber):
             return
         self._regimes[regime] = len(self._regimes)
         self._put({"regime": self._regimes[regime], "is": str(regime)})
-        for plain in knowledge.to_plain()["observations"]:
+        for plain in cost_model.to_plain()["observations"]:
             self._learned(plain, anew=False)
 
     def _learned(self, plain: dict[str, Any], anew: bool) -> None:

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from mimose.costs import InputSize, Pace, Profile, RunCost
-from mimose.estimation import Knowledge
+from mimose.estimation import CostModel
 from mimose.planning import KeepAll, Plan, PlanCache, Planner, RecomputeAll
 from mimose.reporting.notebook import explanation_html, stats_html
 from mimose.training import LaterBackward, Setting, StepRecord, StepStart, Subscriber
@@ -144,7 +144,7 @@ class Stats(Subscriber):
         self,
         *,
         cache: PlanCache,
-        knowledge: Knowledge,
+        cost_model: CostModel,
         budget_bytes: int | None,
         reserve_bytes: int | None,
     ) -> Stats:
@@ -157,8 +157,8 @@ class Stats(Subscriber):
             cache_misses=cache.misses,
             budget_bytes=budget_bytes,
             reserve_bytes=reserve_bytes,
-            margin=knowledge.adaptation.margin,
-            prediction_error=knowledge.error,
+            margin=cost_model.prediction_margin.margin,
+            prediction_error=cost_model.error,
         )
 
     def __str__(self) -> str:
@@ -335,7 +335,7 @@ def explain_plan(
     *,
     size: InputSize,
     blocks: list[str],
-    knowledge: Knowledge,
+    cost_model: CostModel,
     planner: Planner,
     setting: Setting | None,
     base_bytes: int,
@@ -353,15 +353,15 @@ def explain_plan(
     if setting is None:
         return Explanation(**common)
     common["reserve_bytes"] = setting.reserve.bytes
-    knowledge, missing = _coming_kind(knowledge, setting)
-    estimate, pattern = knowledge.estimate(size), knowledge.pattern_for(size)
+    cost_model, missing = _coming_kind(cost_model, setting)
+    estimate, pattern = cost_model.estimate(size), cost_model.pattern_for(size)
     if estimate is None or pattern is None:
         return Explanation(**common)
     profile = estimate.profile
     if profile.prelude and setting.open:
         common["base_bytes"] = base_bytes = setting.meter.read().in_use + profile.prelude
-    profile = profile.in_step(*knowledge.in_step(pattern, missing))
-    available = int(setting.available(base_bytes) / (1 + knowledge.adaptation.margin))
+    profile = profile.in_step(*cost_model.in_step(pattern, missing))
+    available = int(setting.available(base_bytes) / (1 + cost_model.prediction_margin.margin))
     strictest = RecomputeAll().plan(profile, available)
     common["blocks"] = tuple(blocks[index] for index, _ in pattern)
     return Explanation(
@@ -375,15 +375,15 @@ def explain_plan(
     )
 
 
-def _coming_kind(knowledge: Knowledge, setting: Setting) -> tuple[Knowledge, int]:
+def _coming_kind(cost_model: CostModel, setting: Setting) -> tuple[CostModel, int]:
     """What is known of the kind of step that comes next, and which gradients will be born in it.
 
     Once detached nobody looks at the gradients any more: then that of the last step.
     """
     if not setting.open:
-        return knowledge, setting.gradient_bytes if knowledge.born else 0
+        return cost_model, setting.gradient_bytes if cost_model.born else 0
     now = setting.gradients.missing()
-    kind = knowledge.of(born=setting.gradients.to_be_born(now))
+    kind = cost_model.of(born=setting.gradients.to_be_born(now))
     return kind, setting.gradients.missing_bytes(now)
 
 

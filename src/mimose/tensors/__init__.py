@@ -24,14 +24,14 @@ from mimose.tensors.nested import (
 )
 from mimose.tensors.out_of_memory import forget, is_out_of_memory
 from mimose.tensors.parameters import Parameters
-from mimose.tensors.previous_outputs import Stale
+from mimose.tensors.previous_outputs import PreviousOutputs
 from mimose.tensors.running_backward import keeps_graph, task_id, unknown_task
 
 __all__ = [
     "Gradients",
     "Parameters",
+    "PreviousOutputs",
     "SizeFunction",
-    "Stale",
     "argument_names",
     "argument_tensors",
     "bytes_given",

@@ -10,7 +10,7 @@ import torch
 from mimose.tensors.nested import storage_of
 
 
-class Stale:
+class PreviousOutputs:
     """The last step's outputs that are still alive when the next forward starts.
 
     A loop's `out = model(...)` holds the old output until the new one is there: it burdens the

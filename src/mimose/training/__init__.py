@@ -3,10 +3,10 @@
 Joins all of the above. What happens is told to subscribers; who they are is not known here.
 """
 
-from mimose.training.collector import Ride
+from mimose.training.collector import RecomputeCollector
 from mimose.training.engine import Engine
 from mimose.training.events import LaterBackward, RunStart, StepRecord, StepStart, Subscriber
-from mimose.training.retry import recover
+from mimose.training.retry import retry_step
 from mimose.training.scheduler import Scheduler
 from mimose.training.setting import Setting, spare_bytes
 from mimose.training.shuttle import Shuttle
@@ -17,7 +17,7 @@ __all__ = [
     "LaterBackward",
     "ObservedStep",
     "PlannedStep",
-    "Ride",
+    "RecomputeCollector",
     "RunStart",
     "Scheduler",
     "Setting",
@@ -25,6 +25,6 @@ __all__ = [
     "StepRecord",
     "StepStart",
     "Subscriber",
-    "recover",
+    "retry_step",
     "spare_bytes",
 ]

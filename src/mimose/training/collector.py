@@ -19,15 +19,17 @@ import torch
 from mimose.costs import InputSize, Observation, Pattern, Run, StepObservation
 from mimose.estimation import Sample
 from mimose.execution import Listener
-from mimose.interception import BlockSeat, Trials
+from mimose.interception import BlockInterceptor, Trials
 from mimose.memory import Clock, Meter, Reading
-from mimose.tensors import Gradients, Stale, bytes_given, bytes_of
+from mimose.tensors import Gradients, PreviousOutputs, bytes_given, bytes_of
 from mimose.training.block_observation import Seen
 
 
-class Ride(Listener):
+class RecomputeCollector(Listener):
     """Rides on the recomputes of one step in which every block is recomputed, or a sample."""
 
+    name = "ride"
+    """What `collector=` and recordings call it."""
     samples = True
     """Whether some runs may be kept, if others tell of them."""
 
@@ -36,14 +38,14 @@ class Ride(Listener):
         meter: Meter,
         clock: Clock,
         gradients: Gradients,
-        stale: Stale,
+        stale: PreviousOutputs,
         in_use_before: int | None = None,
         sample: Sample | None = None,
     ) -> None:
         self._sample = sample
         self._meter = meter
         self._clock = clock
-        self._stale = stale
+        self._previous_outputs = stale
         self._stale_bytes = 0
         missing = gradients.missing()
         # Where plans are not told of any that will be born, levels are seen with those that are.
@@ -93,7 +95,7 @@ class Ride(Listener):
         that they do not save were collected until the model returned: then what one that is kept
         adds is more than can be told from levels."""
 
-    def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+    def run_begins(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
         """A block's forward is about to start; whether it will be recomputed."""
         reading, lent, gap = self._read(), [], 0
         if self._base is None:
@@ -106,22 +108,22 @@ class Ride(Listener):
             self._settle_idle_inputs()
             if last.own_outputs:
                 lent = last.pass_on(args, kwargs)
-        nth = self._counts.get(seat.index, 0)
-        self._counts[seat.index] = nth + 1
-        seat.run = len(self._runs)
-        seat.listener = self
+        nth = self._counts.get(interceptor.index, 0)
+        self._counts[interceptor.index] = nth + 1
+        interceptor.run = len(self._runs)
+        interceptor.listener = self
         if self._trials is None:
-            self._trials = Trials(seat.tried)
+            self._trials = Trials(interceptor.tried)
         given = bytes_given(args, kwargs)
         start = reading.in_use - self._base
-        run = Seen((seat.index, nth), given, start, gap=gap, lent=lent)
+        run = Seen((interceptor.index, nth), given, start, gap=gap, lent=lent)
         self._runs.append(run)
-        if self._sample is not None and seat.trusted:
-            run.kept = seat.guarded = not self._sample.again.get(run.key, True)
+        if self._sample is not None and interceptor.trusted:
+            run.kept = interceptor.guarded = not self._sample.again.get(run.key, True)
         return not run.kept
 
     @property
-    def _rehearsed(self) -> bool:
+    def _dry_run(self) -> bool:
         """Whether a block was tried in the step: recomputed at once, with its own peak."""
         return self._trials is not None and self._trials.any_since
 
@@ -156,7 +158,7 @@ class Ride(Listener):
         run = self._runs[block]
         if self._head_backward is None:
             self._settle_outputs()
-            self._stale_bytes = self._stale.died() + self._cleared_bytes()
+            self._stale_bytes = self._previous_outputs.died() + self._cleared_bytes()
             self._head_backward = reading.peak - self._base + self._stale_bytes
         else:
             self._note_back(reading)
@@ -291,7 +293,7 @@ class Ride(Listener):
         While the device has not got far enough to tell all times, bytes stand in for them. If a
         rough one will do, it may have been a step in which blocks were tried out.
         """
-        if self._head_backward is None or self._spoiled or (self._rehearsed and not rough):
+        if self._head_backward is None or self._spoiled or (self._dry_run and not rough):
             return None
         if self.given_up:
             return None
@@ -312,10 +314,10 @@ class Ride(Listener):
         if not self.kept:
             return seen
         assert self._sample is not None
-        kin, kept = self._sample.kin, [run.kept for run in self._used]
-        if not self.straight or not kin.speaks_of(seen):
+        similar, kept = self._sample.similar, [run.kept for run in self._used]
+        if not self.straight or not similar.speaks_of(seen):
             return None
-        whole = kin.complete(seen, kept)
+        whole = similar.complete(seen, kept)
         self.unlike = whole is None
         return whole
 
@@ -352,7 +354,7 @@ class Ride(Listener):
         run = self._runs[at]
         if not run.kept or self._sample is None:
             return bool(run.out_saved)
-        return self._sample.kin.saves_its_output(run.key)
+        return self._sample.similar.saves_its_output(run.key)
 
     def _finished(self, run: Seen, *, timed: bool) -> Observation:
         # Times and what stands in for them are never mixed: they are compared with each other.

@@ -20,19 +20,33 @@ from torch import nn
 from mimose.costs import MOST_PASSES, InputSize, Regime, StepObservation
 from mimose.errors import warn
 from mimose.execution import several
-from mimose.interception import Attachment, Block, BlockSeat, RootSeat, Tripwire, described
+from mimose.interception import (
+    Attachment,
+    Block,
+    BlockInterceptor,
+    RootInterceptor,
+    Tripwire,
+    described,
+)
 from mimose.memory import AllocatorLease, Reading
 from mimose.planning import CachedPlan, Decision
-from mimose.tensors import SizeFunction, Stale, argument_names, input_size, measured_by, tensors_in
-from mimose.training.collector import Ride
+from mimose.tensors import (
+    PreviousOutputs,
+    SizeFunction,
+    argument_names,
+    input_size,
+    measured_by,
+    tensors_in,
+)
+from mimose.training.collector import RecomputeCollector
 from mimose.training.correction import Watch
 from mimose.training.events import Events, LaterBackward, RunStart, StepRecord, StepStart
 from mimose.training.identity import FORMAT, difference, identity_of
-from mimose.training.notifications import Herald
+from mimose.training.notifications import Notifications
 from mimose.training.overlap import Overlap, predicts
-from mimose.training.pending_observations import Lessons
+from mimose.training.pending_observations import PendingObservations
 from mimose.training.ranks import Agreement
-from mimose.training.rewind import Keepsake, Restart
+from mimose.training.rewind import Rewind, RewindStore
 from mimose.training.scheduler import Scheduler
 from mimose.training.setting import Setting, device_of, first_device
 from mimose.training.steps import ObservedStep, PlannedStep, Step, WatchedStep
@@ -71,7 +85,7 @@ class Engine:
         budget: Budget,
         *,
         scheduler: Scheduler,
-        collector: type[Ride],
+        collector: type[RecomputeCollector],
         enforce: bool,
         allocator: str,
         measure: SizeFunction | None,
@@ -83,20 +97,20 @@ class Engine:
         self._allocator = AllocatorLease(allocator)
         self.measure = measure
         self.block_names = [block.name for block in blocks]
-        self._stale = Stale()
+        self._previous_outputs = PreviousOutputs()
         self._overlap = Overlap()
         self.events = Events()
         self._progress = Progress()
-        self._herald = Herald(self.events)
+        self._notifications = Notifications(self.events)
         self._step: Step | None = None
         self._last_step: Step | None = None
         self._decision: Decision | None = None
         """The last one."""
-        self._lessons = Lessons()
+        self._pending = PendingObservations()
         self._loaded: Mapping[str, Any] | None = None
         self._identity: dict[str, Any] = {}
         self._verdicts: list[dict[str, Any] | None] = []
-        self._keepsake: Keepsake | None = None
+        self._rewind_store: RewindStore | None = None
         self._finalizers: list[weakref.finalize[..., nn.Module]] = []
         self._after_broken_step = False
         self._forward_failed = False
@@ -108,7 +122,7 @@ class Engine:
         self._agreement = Agreement([])
         self._several = False
         self._tripwire = Tripwire(model, [])
-        self._root = RootSeat(model, self)
+        self._root = RootInterceptor(model, self)
         self.argument_names = argument_names(model.forward)
 
     @property
@@ -132,17 +146,21 @@ class Engine:
     @property
     def blocks(self) -> list[nn.Module]:
         """The blocks that are intercepted and still alive."""
-        seats = [] if self._attachment is None else self._attachment.seats
-        return [module for seat in seats if (module := seat.module_if_alive) is not None]
+        interceptors = [] if self._attachment is None else self._attachment.interceptors
+        return [
+            module
+            for interceptor in interceptors
+            if (module := interceptor.module_if_alive) is not None
+        ]
 
     def attach(self, blocks: list[Block]) -> None:
         """Intercept the calls of the model and of these blocks."""
         model, device = self.model, first_device(self.model)
         self._attachment = Attachment(model, blocks, self)
-        self._agreement = Agreement(self._attachment.seats)
+        self._agreement = Agreement(self._attachment.interceptors)
         self._tripwire = Tripwire(model, blocks)
         self._root.take()
-        self._herald.attached(type(model).__name__, described(blocks), self.budget, device)
+        self._notifications.attached(type(model).__name__, described(blocks), self.budget, device)
         self._set_allocator_up(device)
 
     def detach(self) -> None:
@@ -165,33 +183,33 @@ class Engine:
 
     # What the blocks and the root ask
 
-    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
         """Whether the coming run of a block is recomputed; the first one opens the step."""
         step = self._step
-        if step is None or step.over or (seat.index == step.first_block and step.abandoned):
+        if step is None or step.over or (interceptor.index == step.first_block and step.abandoned):
             self._after_broken_step |= step is not None and step.broken
             step = self._open(args, kwargs)
-            step.first_block = seat.index
+            step.first_block = interceptor.index
         elif step.inside:
             step.goes_on()
-        return step.recompute(seat, args, kwargs)
+        return step.recompute(interceptor, args, kwargs)
 
-    def ran_out(self, seat: BlockSeat) -> None:
+    def ran_out(self, interceptor: BlockInterceptor) -> None:
         """Memory ran out while a block was to be kept: it, and what comes, is recomputed."""
         self.events.memory_ran_out()
-        self._herald.recomputed_instead(seat.name)
+        self._notifications.recomputed_instead(interceptor.name)
         if isinstance(self._step, PlannedStep):
             self._step.recompute_the_rest()
         elif isinstance(self._step, ObservedStep):
-            self._step.ride.keep_no_more()
-            self._step.ride.spoil()
+            self._step.collector.keep_no_more()
+            self._step.collector.spoil()
             self.scheduler.look_at_all()
 
     def forward_begins(self, args: Any, kwargs: Any) -> None:
         """The root's forward is called in training."""
         self._forward_failed = False
         assert self._attachment is not None
-        self._attachment.take_seats()
+        self._attachment.intercept_again()
         self._attachment.caches.forward_begins(args, kwargs)
         if self.setting is None or self._attachment.takeover.due:
             self._take_over()
@@ -209,8 +227,8 @@ class Engine:
                 self._another_pass(step, size)
         self._announced_size = self._latest_size = size
         self._in_use_before = None
-        knowledge = self.scheduler.knowledge
-        if self.setting is not None and not knowledge.reaches(knowledge.whole(size)):
+        cost_model = self.scheduler.cost_model
+        if self.setting is not None and not cost_model.reaches(cost_model.whole(size)):
             self._in_use_before = self.setting.meter.read().in_use  # it will be observed
 
     def _another_pass(self, step: Step, size: InputSize) -> None:
@@ -241,13 +259,15 @@ class Engine:
     def _tell_if_too_little(
         self, setting: Setting, size: InputSize, cached: CachedPlan, in_use_bytes: int
     ) -> None:
-        self._herald.tell_if_too_little(setting, size, cached.plan, in_use_bytes, cached.profile)
+        self._notifications.tell_if_too_little(
+            setting, size, cached.plan, in_use_bytes, cached.profile
+        )
 
     def forward_returned(self, out: Any) -> None:
         """The root's forward is done."""
         if self._step is not None and self.setting is not None:
             self._step.model_returns(out)
-            self._stale.outputs_are(tensors_in(out))
+            self._previous_outputs.outputs_are(tensors_in(out))
             self._look_for_holes()
 
     def _look_for_holes(self, *_: Any) -> None:
@@ -281,14 +301,14 @@ class Engine:
         by_itself = self._announced_size is None  # the model's own forward was not called
         size = self._latest_size = self._announced_size or self.size_of(args, kwargs)
         self._announced_size = None
-        self._stale.step_starts(self.setting.device)
+        self._previous_outputs.step_starts(self.setting.device)
         regime = self.setting.lookout.regime()
         if regime != self.scheduler.regime:
             self._enter(self.setting, regime)
         reading = self.setting.meter.read()
         self.setting.step_begins(reading)
         began = time.perf_counter()
-        whole = self.scheduler.knowledge.whole(size)
+        whole = self.scheduler.cost_model.whole(size)
         around = self._overlap.around(self.setting.device)
         planned = self._planned(self.setting, whole, reading, around)
         if planned is not None and by_itself:
@@ -324,17 +344,17 @@ class Engine:
     def _enter(self, setting: Setting, regime: Regime) -> None:
         first = self.scheduler.regime is None
         change = self.scheduler.enter(regime)
-        self.events.regime_entered(regime, self.scheduler.knowledge)
+        self.events.regime_entered(regime, self.scheduler.cost_model)
         if first:
             reason = self.scheduler.why_unknown()
             if reason is not None:
                 warn(f"what was learned before does not hold here: {reason}. Observing anew")
             return
         setting.look_again()
-        if self._keepsake is not None:
-            self._keepsake.parameters.look_again()
+        if self._rewind_store is not None:
+            self._rewind_store.parameters.look_again()
         if change is not None:
-            self._herald.changed(change)
+            self._notifications.changed(change)
 
     def _take_over(self) -> None:
         """From checkpointing that was on before, or that a trainer has switched on since."""
@@ -349,7 +369,7 @@ class Engine:
         """The step under the plan for this size, if enough is known of it."""
         last = self._last_step
         broken = last if last is not None and not last.over else None
-        beside, stale = self._overlap.beside_bytes(around, reading.in_use), self._stale.expected()
+        beside, stale = self._overlap.beside_bytes(around, reading.in_use), self._previous_outputs.expected()
         decision = self.scheduler.decide(setting, size, reading, stale, broken, beside)
         if decision is not None and not all(map(predicts, around)):
             decision = decision.keeping_nothing()  # what is around it is being looked at
@@ -364,7 +384,7 @@ class Engine:
             self._stop_listening()
         setting.make_room(reading.in_use + cached.plan.peak_bytes, reading)
         start = setting.start_planned_step(reading)
-        unused = self.scheduler.knowledge.unused
+        unused = self.scheduler.cost_model.unused
         over, guarded = self._planned_step_over, cached.guarded
         step = (size, cached.plan, cached.again, start, over, guarded, unused)
         if decision.watched and cached.profile is not None:
@@ -375,8 +395,8 @@ class Engine:
         else:
             planned = PlannedStep(*step)
         planned.exact, planned.doubtful = cached.exact and not beside, cached.doubtful
-        knowledge = self.scheduler.knowledge
-        planned.later_bytes = knowledge.later_bytes if knowledge.retained else None
+        cost_model = self.scheduler.cost_model
+        planned.later_bytes = cost_model.later_bytes if cost_model.retained else None
         planned.after_broken, self._after_broken_step = self._after_broken_step, False
         return planned
 
@@ -400,40 +420,40 @@ class Engine:
         sample = None
         alone = not (self._agreement.needed or around or self._overlap.interrupts)
         if self._collector.samples and alone:
-            sample = self.scheduler.sample(setting, whole, reading, self._stale.expected())
+            sample = self.scheduler.sample(setting, whole, reading, self._previous_outputs.expected())
         setting.meter.reset_peak()
-        ride = self._collector(
+        collector = self._collector(
             setting.meter,
             setting.clock,
             setting.gradients,
-            self._stale,
+            self._previous_outputs,
             self._in_use_before,
             sample,
         )
-        ride.known_unused = self.scheduler.knowledge.unused
+        collector.known_unused = self.scheduler.cost_model.unused
         if self._after_broken_step:  # the engine lets go of its memory in the middle of this one
-            ride.spoil()
+            collector.spoil()
             self._after_broken_step = False
-        return ObservedStep(size, whole, ride, self._observed_step_over)
+        return ObservedStep(size, whole, collector, self._observed_step_over)
 
     def _observed_step_over(self, step: ObservedStep) -> None:
         self._progress.observed_steps += 1
-        self._progress.note_peak(step.ride.peak)
+        self._progress.note_peak(step.collector.peak)
         if self.setting is not None:
-            unusable = step.ride.unusable_beyond(self._progress.peak_bytes)
+            unusable = step.collector.unusable_beyond(self._progress.peak_bytes)
             self.setting.reserve.learn_unusable(unusable)
-            existed, cleared = step.ride.gradients_existed, step.ride.gradients_cleared
+            existed, cleared = step.collector.gradients_existed, step.collector.gradients_cleared
             self.setting.gradients.step_over(existed=existed, cleared=cleared)
             self.events.step_over(_record_of_observed(step, self.setting.reserve.bytes))
-        self.scheduler.knowledge.unused.update(step.ride.unused)
-        self.scheduler.knowledge.retained.note(step.retained)
-        if step.ride.born is not None:
-            kind = self.scheduler.knowledge.of(born=step.ride.gradients_born)
-            kind.note_born(*step.ride.born)
+        self.scheduler.cost_model.unused.update(step.collector.unused)
+        self.scheduler.cost_model.retained.note(step.retained)
+        if step.collector.born is not None:
+            kind = self.scheduler.cost_model.of(born=step.collector.gradients_born)
+            kind.note_born(*step.collector.born)
         if self._progress.steps > 1:
-            self._lessons.add(step)
+            self._pending.add(step)
         else:  # it has no optimizer state, makes workspaces and tries blocks out
-            self._note_kin(step, step.ride.observation(step.size, rough=True))
+            self._note_similar(step, step.collector.observation(step.size, rough=True))
 
     def _planned_step_over(self, step: PlannedStep) -> None:
         assert self.setting is not None
@@ -445,7 +465,7 @@ class Engine:
             self.setting.learn_reserve(reading, real or step.predicted_peak)
         self.setting.gradients.step_over()
         rise = None if real is None or not step.told_of_others else real - step.start.in_use
-        expected = self.scheduler.knowledge.retained.note(step.retained)
+        expected = self.scheduler.cost_model.retained.note(step.retained)
         if expected and not step.after_broken:
             limit = self.setting.budget_bytes - self.setting.reserve.bytes
             self.scheduler.step_over(step, rise, limit)
@@ -466,48 +486,52 @@ class Engine:
             )
         )
         if isinstance(step, ObservedStep):
-            self.scheduler.later_backward_over(step.ride.peak, reading.peak, 0)
+            self.scheduler.later_backward_over(step.collector.peak, reading.peak, 0)
         elif isinstance(step, PlannedStep) and real is not None and step.later_bytes is not None:
             self.scheduler.later_backward_over(step.predicted_peak, real, step.later_bytes)
 
     def read_observations(self) -> None:
         """Learn from observed steps at once; take their times in when the device can tell."""
-        if not self._lessons:
+        if not self._pending:
             return
-        for lesson in self._lessons.new():
-            observation = lesson.observation()
-            knowledge = self.scheduler.knowledge.of(born=lesson.step.ride.gradients_born)
-            if lesson.step.ride.given_up:
-                knowledge.note_given_up(lesson.step.ride.given_up)
-            if lesson.step.ride.unlike:
-                knowledge.not_alike(lesson.step.size)
-            self._note_kin(lesson.step, observation)
+        for pending in self._pending.new():
+            observation = pending.observation()
+            cost_model = self.scheduler.cost_model.of(born=pending.step.collector.gradients_born)
+            if pending.step.collector.given_up:
+                cost_model.note_given_up(pending.step.collector.given_up)
+            if pending.step.collector.unlike:
+                cost_model.not_alike(pending.step.size)
+            self._note_similar(pending.step, observation)
             if observation is not None:
-                self._learn(observation, timed=lesson.step.ride.timed)
-                lesson.knowledge, lesson.regime = knowledge, self.scheduler.regime
-        for lesson in self._lessons.late():
-            observation = lesson.observation()
+                self._learn(observation, timed=pending.step.collector.timed)
+                pending.cost_model, pending.regime = cost_model, self.scheduler.regime
+        for pending in self._pending.late():
+            observation = pending.observation()
             assert observation is not None
-            assert lesson.knowledge is not None
-            lesson.knowledge.take_times(observation)
-            self.events.timed(observation, lesson.regime)
+            assert pending.cost_model is not None
+            pending.cost_model.take_times(observation)
+            self.events.timed(observation, pending.regime)
 
-    def _note_kin(self, step: ObservedStep, observation: StepObservation | None) -> None:
-        ride = step.ride
-        if observation is not None and ride.straight and not (ride.kept or ride.fleeting):
-            knowledge = self.scheduler.knowledge.of(born=observation.gradients_born)
-            knowledge.note_kin(observation)
+    def _note_similar(self, step: ObservedStep, observation: StepObservation | None) -> None:
+        collector = step.collector
+        if (
+            observation is not None
+            and collector.straight
+            and not (collector.kept or collector.fleeting)
+        ):
+            cost_model = self.scheduler.cost_model.of(born=observation.gradients_born)
+            cost_model.note_similar(observation)
 
     def _learn(self, observation: StepObservation, *, timed: bool) -> None:
-        was_ready = self.scheduler.knowledge.ready
+        was_ready = self.scheduler.cost_model.ready
         void = self.scheduler.learn(observation, timed=timed)
         self.events.learned(observation, anew=void)
         if void:
-            self._herald.changed(f"input {observation.size} takes more or less than it did")
-        elif self.scheduler.knowledge.ready and not was_ready:
+            self._notifications.changed(f"input {observation.size} takes more or less than it did")
+        elif self.scheduler.cost_model.ready and not was_ready:
             assert self.setting is not None
             observed = self._progress.observed_steps
-            self._herald.planning_begins(
+            self._notifications.planning_begins(
                 self.setting, len(self.block_names), observed, self._allocator.left_because
             )
 
@@ -539,14 +563,14 @@ class Engine:
 
     # What a recovery asks
 
-    def restart(self) -> Restart:
+    def rewind_point(self) -> Rewind:
         """The way back to this moment."""
         model = self._root.module
-        if self._keepsake is None:
+        if self._rewind_store is None:
             device = next(model.parameters()).device
-            self._keepsake = Keepsake(device, model)
-            self._finalizers.append(weakref.finalize(model, self._keepsake.close))
-        return Restart(self._keepsake)
+            self._rewind_store = RewindStore(device, model)
+            self._finalizers.append(weakref.finalize(model, self._rewind_store.close))
+        return Rewind(self._rewind_store)
 
     def be_as_strict_as(self, strictness: int) -> None:
         """From now on, plan so strictly."""
@@ -565,13 +589,13 @@ class Engine:
         if step is None or step.over:
             return False
         if isinstance(step, ObservedStep):
-            step.ride.spoil()
+            step.collector.spoil()
         self.scheduler.failed(step)
         return step.kept_anything
 
     def tell_of_failure(self, why: str, what_now: str) -> None:
         """Say that memory ran out, and what is done about it."""
-        self._herald.ran_out(self._latest_size, why, what_now)
+        self._notifications.ran_out(self._latest_size, why, what_now)
 
     def failed_in_forward(self) -> bool:
         """Whether the model's forward was still running when memory ran out."""
@@ -598,7 +622,7 @@ class Engine:
             blocks=tuple(self.block_names),
             budget_bytes=setting.budget_bytes,
             planner=self.scheduler.planner,
-            collector=self._collector.__name__.lower(),
+            collector=self._collector.name,
             enforce=self._enforce,
             parameter_bytes=setting.parameter_bytes,
             gradient_bytes=setting.gradient_bytes,
@@ -624,15 +648,15 @@ class Engine:
         """Blocks need not be tried again; on several ranks they do, to see who speaks to whom."""
         if self._attachment is None or several():
             return
-        for seat, verdict in zip(self._attachment.seats, verdicts, strict=False):
-            if verdict is not None and seat.trusted is None:
-                seat.believe(verdict)
+        for interceptor, verdict in zip(self._attachment.interceptors, verdicts, strict=False):
+            if verdict is not None and interceptor.trusted is None:
+                interceptor.believe(verdict)
 
     def _block_verdicts(self) -> list[dict[str, Any] | None]:
         """What the first run of each block has shown, also once detached."""
         if self._attachment is None:
             return self._verdicts
-        return [seat.verdict for seat in self._attachment.seats]
+        return [interceptor.verdict for interceptor in self._attachment.interceptors]
 
     def size_of(self, args: Any, kwargs: Any, names: Sequence[str] = ()) -> InputSize:
         """The size of a batch, by the user's own measure if there is one."""
@@ -642,8 +666,8 @@ class Engine:
 
     def _stop_listening(self) -> None:
         assert self._attachment is not None
-        for seat in self._attachment.seats:
-            seat.listener = None
+        for interceptor in self._attachment.interceptors:
+            interceptor.listener = None
 
 
 def _record_of_observed(step: ObservedStep, reserve_bytes: int) -> StepRecord:
@@ -651,9 +675,9 @@ def _record_of_observed(step: ObservedStep, reserve_bytes: int) -> StepRecord:
         size=step.size,
         plan=None,
         predicted_peak_bytes=None,
-        real_peak_bytes=step.ride.peak,
-        peak_bytes=step.ride.peak,
-        peak_held_bytes=step.ride.peak_held,
+        real_peak_bytes=step.collector.peak,
+        peak_bytes=step.collector.peak,
+        peak_held_bytes=step.collector.peak_held,
         reserve_bytes=reserve_bytes,
     )
 

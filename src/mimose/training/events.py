@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from mimose.costs import InputSize, StepObservation
-from mimose.estimation import Knowledge
+from mimose.estimation import CostModel
 from mimose.memory import Reading
 from mimose.planning import Plan
 
@@ -98,7 +98,7 @@ class Subscriber:
     def timed(self, observation: StepObservation, regime: Hashable) -> None:
         """The times of what was learned before, in this regime, are known now."""
 
-    def regime_entered(self, regime: Hashable, knowledge: Knowledge) -> None:
+    def regime_entered(self, regime: Hashable, cost_model: CostModel) -> None:
         """From here on steps run in this regime, of which so much is known already."""
 
     def memory_ran_out(self) -> None:
@@ -148,9 +148,9 @@ class Events(Subscriber):
         for each in self._subscribers:
             each.timed(observation, regime)
 
-    def regime_entered(self, regime: Hashable, knowledge: Knowledge) -> None:
+    def regime_entered(self, regime: Hashable, cost_model: CostModel) -> None:
         for each in self._subscribers:
-            each.regime_entered(regime, knowledge)
+            each.regime_entered(regime, cost_model)
 
     def memory_ran_out(self) -> None:
         for each in self._subscribers:

@@ -36,7 +36,7 @@ def _if_little_is_saved(plan: Plan, profile: Profile | None) -> str:
     )
 
 
-class Herald:
+class Notifications:
     """Tells of a run's turns, each in the place where people look for it."""
 
     def __init__(self, events: Events) -> None:

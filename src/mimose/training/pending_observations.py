@@ -11,56 +11,56 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mimose.costs import Regime, StepObservation
-from mimose.estimation import Knowledge
+from mimose.estimation import CostModel
 from mimose.training.steps import ObservedStep
 
 
 @dataclass(slots=True)
-class Lesson:
+class PendingObservation:
     """One observed step, and where what it taught went."""
 
     step: ObservedStep
-    knowledge: Knowledge | None = None
+    cost_model: CostModel | None = None
     regime: Regime | None = None
 
     def observation(self) -> StepObservation | None:
         """What was seen, as far as it is known by now."""
-        return self.step.ride.observation(self.step.size)
+        return self.step.collector.observation(self.step.size)
 
-    def replaces(self, older: Lesson) -> bool:
+    def replaces(self, older: PendingObservation) -> bool:
         """Whether what an older lesson has taught has made way for this one."""
-        same = older.knowledge is self.knowledge and older.step.size == self.step.size
-        return same and older.step.ride.pattern == self.step.ride.pattern
+        same = older.cost_model is self.cost_model and older.step.size == self.step.size
+        return same and older.step.collector.pattern == self.step.collector.pattern
 
 
-class Lessons:
+class PendingObservations:
     """The steps that are not learned from, or not timed."""
 
     def __init__(self) -> None:
-        self._open: list[Lesson] = []
+        self._open: list[PendingObservation] = []
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
     def add(self, step: ObservedStep) -> None:
         """An observed step is over."""
-        self._open.append(Lesson(step))
+        self._open.append(PendingObservation(step))
 
-    def new(self) -> Iterator[Lesson]:
+    def new(self) -> Iterator[PendingObservation]:
         """Those to learn from; whoever does says into which knowledge it went."""
-        for lesson in [one for one in self._open if one.knowledge is None]:
-            self._open.remove(lesson)
-            timed = lesson.step.ride.timed
-            yield lesson
-            if lesson.knowledge is None:  # nothing was to be learned from it
+        for pending in [one for one in self._open if one.cost_model is None]:
+            self._open.remove(pending)
+            timed = pending.step.collector.timed
+            yield pending
+            if pending.cost_model is None:  # nothing was to be learned from it
                 continue
-            self._open = [one for one in self._open if not lesson.replaces(one)]
+            self._open = [one for one in self._open if not pending.replaces(one)]
             if not timed:
-                self._open.append(lesson)
+                self._open.append(pending)
 
-    def late(self) -> Iterator[Lesson]:
+    def late(self) -> Iterator[PendingObservation]:
         """Those that were learned from without their times, which are known now."""
-        for lesson in [one for one in self._open if one.knowledge is not None]:
-            if lesson.step.ride.timed:
-                self._open.remove(lesson)
-                yield lesson
+        for pending in [one for one in self._open if one.cost_model is not None]:
+            if pending.step.collector.timed:
+                self._open.remove(pending)
+                yield pending

@@ -22,7 +22,7 @@ from mimose.errors import ConflictError
 from mimose.execution import Spoken, several
 
 if TYPE_CHECKING:
-    from mimose.interception import BlockSeat
+    from mimose.interception import BlockInterceptor
 
 
 class Agreement:
@@ -33,21 +33,21 @@ class Agreement:
     observed on all if one must observe; a block that one cannot recompute none recomputes.
     """
 
-    def __init__(self, seats: Sequence[BlockSeat]) -> None:
-        self._seats = seats
+    def __init__(self, interceptors: Sequence[BlockInterceptor]) -> None:
+        self._interceptors = interceptors
         self._group: Any = None
 
     @property
     def untried(self) -> bool:
         """Whether no block has run yet, so that nobody knows which of them speak to others."""
-        return all(seat.trusted is None for seat in self._seats)
+        return all(interceptor.trusted is None for interceptor in self._interceptors)
 
     @property
     def needed(self) -> str | None:
         """Why ranks must decide alike, in words; None where each may decide for itself."""
-        for seat in self._seats:
-            if seat.speaks_to:
-                return f"block {seat.name!r} {_in_words(seat.module)}"
+        for interceptor in self._interceptors:
+            if interceptor.speaks_to:
+                return f"block {interceptor.name!r} {_in_words(interceptor.module)}"
         return None
 
     def agree(self, again: Mapping[Run, bool] | None) -> dict[Run, bool] | None:
@@ -56,7 +56,7 @@ class Agreement:
         `again` is what this rank would do by itself, None if it would observe. All ranks that speak
         to each other must come here at the same point of their programs.
         """
-        count = len(self._seats)
+        count = len(self._interceptors)
         common = self._largest(self._vector(again))
         observe, distrusted, untried, choices = _split(common, 1, count, count, count * _RUNS)
         self._follow(distrusted, untried)
@@ -69,13 +69,13 @@ class Agreement:
         return bool(self._largest([int(flag)])[0])
 
     def _vector(self, again: Mapping[Run, bool] | None) -> list[int]:
-        choices = [1] * (len(self._seats) * _RUNS)  # what no plan knows is recomputed
+        choices = [1] * (len(self._interceptors) * _RUNS)  # what no plan knows is recomputed
         for run in again or ():
             choices[_place(run)] = 0
         for run, recomputed in (again or {}).items():
             choices[_place(run)] |= recomputed
-        distrusted = [int(seat.trusted is False) for seat in self._seats]
-        untried = [int(seat.trusted is None) for seat in self._seats]
+        distrusted = [int(interceptor.trusted is False) for interceptor in self._interceptors]
+        untried = [int(interceptor.trusted is None) for interceptor in self._interceptors]
         return [int(again is None), *distrusted, *untried, *choices]
 
     def _largest(self, own: list[int]) -> list[int]:
@@ -88,9 +88,11 @@ class Agreement:
         return common
 
     def _meet(self) -> Any:
-        ranks = sorted(frozenset().union(*(seat.speaks_to for seat in self._seats)))
+        ranks = sorted(
+            frozenset().union(*(interceptor.speaks_to for interceptor in self._interceptors))
+        )
         group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-        counts = torch.tensor([len(self._seats), -len(self._seats)], device="cpu")
+        counts = torch.tensor([len(self._interceptors), -len(self._interceptors)], device="cpu")
         dist.all_reduce(counts, dist.ReduceOp.MAX, group=group)
         most, fewest = int(counts[0]), -int(counts[1])
         if most != fewest:
@@ -103,11 +105,11 @@ class Agreement:
 
     def _follow(self, distrusted: list[int], untried: list[int]) -> None:
         """What one rank cannot recompute none does; what one has not tried all try again."""
-        for seat, bad, new in zip(self._seats, distrusted, untried, strict=True):
+        for interceptor, bad, new in zip(self._interceptors, distrusted, untried, strict=True):
             if bad:
-                seat.trusted = False
+                interceptor.trusted = False
             elif new:
-                seat.trusted = None
+                interceptor.trusted = None
 
 
 _RUNS = 16

@@ -11,7 +11,7 @@ from mimose.errors import OutOfMemory
 from mimose.execution import Spoken
 from mimose.tensors import forget, is_out_of_memory
 from mimose.training.ranks import why_not_alone
-from mimose.training.rewind import Restart
+from mimose.training.rewind import Rewind
 from mimose.training.scheduler import AS_PLANNED, EVERYTHING, STRICTER
 
 T = TypeVar("T")
@@ -19,10 +19,10 @@ T = TypeVar("T")
 _NOT_AGAIN = "the step is not run again"
 
 
-class Patient(Protocol):
+class Retried(Protocol):
     """Whose steps are to be run again."""
 
-    def restart(self) -> Restart: ...
+    def rewind_point(self) -> Rewind: ...
     def be_as_strict_as(self, strictness: int) -> None: ...
     def failed_in_forward(self) -> bool:
         """Whether the model's forward was still running when memory ran out."""
@@ -37,14 +37,14 @@ class Patient(Protocol):
         """What cannot be helped, in words and numbers."""
 
 
-def recover(patient: Patient, function: Callable[..., T], args: Any, kwargs: Any) -> T:
+def retry_step(retried: Retried, function: Callable[..., T], args: Any, kwargs: Any) -> T:
     """The value of `function`, if need be of a second or third attempt."""
-    start, spoken = patient.restart(), Spoken()
+    start, spoken = retried.rewind_point(), Spoken()
     handled = sys.exc_info()[1]  # if this is called where an exception is dealt with
     strictness = AS_PLANNED
     while True:
         try:
-            patient.be_as_strict_as(strictness)
+            retried.be_as_strict_as(strictness)
             value = function(*args, **kwargs)
         except BaseException as error:
             if not is_out_of_memory(error):
@@ -56,26 +56,26 @@ def recover(patient: Patient, function: Callable[..., T], args: Any, kwargs: Any
             start.settle()
             return value
         finally:
-            patient.be_as_strict_as(AS_PLANNED)
-        bound = _why_bound(start, spoken, patient)
+            retried.be_as_strict_as(AS_PLANNED)
+        bound = _why_bound(start, spoken, retried)
         gc.collect()
         start.rewind()
-        kept_something = patient.give_up_step()
+        kept_something = retried.give_up_step()
         if bound is not None:
-            patient.tell_of_failure(why, _NOT_AGAIN)
+            retried.tell_of_failure(why, _NOT_AGAIN)
             raise OutOfMemory(f"{why}. {bound}{_left_behind(start)}")
         if strictness == EVERYTHING:
-            patient.tell_of_failure(why, _NOT_AGAIN)
-            said = f"{patient.does_not_fit()}{_left_behind(start)}"
+            retried.tell_of_failure(why, _NOT_AGAIN)
+            said = f"{retried.does_not_fit()}{_left_behind(start)}"
             raise OutOfMemory(f"{said}. The last attempt failed with: {why}")
         strictness = STRICTER if kept_something and strictness == AS_PLANNED else EVERYTHING
         blocks = "more blocks" if strictness == STRICTER else "every block"
-        patient.tell_of_failure(why, f"the step is run again with {blocks} recomputed")
+        retried.tell_of_failure(why, f"the step is run again with {blocks} recomputed")
 
 
-def _why_bound(start: Restart, spoken: Spoken, patient: Patient) -> str | None:
+def _why_bound(start: Rewind, spoken: Spoken, retried: Retried) -> str | None:
     """Why there must be no other attempt, in words; None if there may."""
-    alone = why_not_alone(spoken, in_forward=patient.failed_in_forward())
+    alone = why_not_alone(spoken, in_forward=retried.failed_in_forward())
     if alone is not None:
         return f"One of several ranks must not try again alone: {alone}"
     if not start.possible:
@@ -86,7 +86,7 @@ def _why_bound(start: Restart, spoken: Spoken, patient: Patient) -> str | None:
     return None
 
 
-def _left_behind(start: Restart) -> str:
+def _left_behind(start: Rewind) -> str:
     """No attempt will follow: what failed ones have left in gradients, in words."""
     spoiled = start.settle()
     if not spoiled:

@@ -21,10 +21,10 @@ from mimose.execution import may_change
 from mimose.tensors import Parameters
 
 
-class Restart:
+class Rewind:
     """The state at one moment, and the way back to it."""
 
-    def __init__(self, kept: Keepsake) -> None:
+    def __init__(self, kept: RewindStore) -> None:
         self._generators = [(g, g.get_state()) for g in kept.generators]
         self._python = random.getstate()
         self._numpy = np.random.get_state()
@@ -131,7 +131,7 @@ class Additions:
         self._hooks = {}
 
 
-class Keepsake:
+class RewindStore:
     """What serves every restart: generators, room for buffers' values, the count of additions."""
 
     def __init__(self, device: torch.device, model: nn.Module) -> None:

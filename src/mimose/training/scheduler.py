@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mimose.costs import InputSize, InStep, Pattern, Profile, Regime, StepObservation
-from mimose.estimation import Chapters, Estimate, Knowledge, Sample
+from mimose.estimation import CostModel, CostModels, Estimate, Sample
 from mimose.memory import Reading
 from mimose.planning import (
     CachedPlan,
@@ -56,10 +56,10 @@ class Scheduler:
     def __init__(self, planner: Planner) -> None:
         self.planner = planner
         self.cache = PlanCache()
-        self.knowledge = self._planned_from = Knowledge()
+        self.cost_model = self._planned_from = CostModel()
         """What is known in the present regime; and what the last plan came from."""
         self.strictness = AS_PLANNED
-        self._chapters = Chapters()
+        self._cost_models = CostModels()
         self._surprises = 0
         self._look_at_all = False
         self._unwatched = 0
@@ -68,18 +68,18 @@ class Scheduler:
 
     def enter(self, regime: Regime) -> str | None:
         """A step runs in this regime; if it is a new one, what is different from the last one."""
-        self.knowledge, change = self._chapters.enter(regime)
+        self.cost_model, change = self._cost_models.enter(regime)
         return change
 
     @property
     def regime(self) -> Regime | None:
         """The present one; None before the first step."""
-        return self._chapters.present
+        return self._cost_models.present
 
     def _turn_to_kind(self, setting: Setting) -> tuple[bool, ...]:
         """Go by what is known of the kind of step that comes now; which gradients are missing."""
         missing = setting.gradients.missing()
-        self.knowledge = self.knowledge.of(born=setting.gradients.to_be_born(missing))
+        self.cost_model = self.cost_model.of(born=setting.gradients.to_be_born(missing))
         return missing
 
     def decide(
@@ -98,18 +98,18 @@ class Scheduler:
         """
         self._note_failures(setting, reading, broken)
         missing = self._turn_to_kind(setting)
-        knowledge = self.knowledge
-        shared, pattern = knowledge.sharing(size)
-        look = knowledge.wants_to_look(size)
+        cost_model = self.cost_model
+        shared, pattern = cost_model.sharing(size)
+        look = cost_model.wants_to_look(size)
         if pattern is None or (look and self.strictness == AS_PLANNED):
             self._look_at_all |= look
-            knowledge.look_in = None
+            cost_model.look_in = None
             return self._unknown()
         available, least = self._available(setting, reading, stale_bytes)
         stale = least + setting.gradients.leaving_bytes(missing)
-        habits = knowledge.born, bool(knowledge.retained), knowledge.later_bytes
+        habits = cost_model.born, bool(cost_model.retained), cost_model.later_bytes
         beside = setting.bracket(beside_bytes)[1]
-        kind = Kind(missing, stale, habits, knowledge.mark, self.strictness, (), beside)
+        kind = Kind(missing, stale, habits, cost_model.mark, self.strictness, (), beside)
         overdue = self._unwatched >= _OVERDUE and not setting.meter.private
         cached, new = None if overdue else self.cache.get((shared, available, kind)), False
         if cached is None:
@@ -120,7 +120,7 @@ class Scheduler:
                 cached, new = self._new(terms, size), True
             if cached is None:
                 return self._unknown()
-        self._planned_from = knowledge
+        self._planned_from = cost_model
         watched = self._watched(setting, cached, shared, available)
         return Decision(cached, available, watched, new, kind)
 
@@ -134,9 +134,9 @@ class Scheduler:
         if decision.kind is None or self.strictness != AS_PLANNED:
             return None
         kind = decision.kind._replace(done=done)
-        knowledge, available = self.knowledge, decision.available_bytes
+        cost_model, available = self.cost_model, decision.available_bytes
         cached = self.cache.get((size, available, kind))
-        pattern = knowledge.pattern_for(size)
+        pattern = cost_model.pattern_for(size)
         if cached is not None or pattern is None:
             return cached
         beside = kind.stale_bytes, kind.beside_bytes
@@ -147,9 +147,9 @@ class Scheduler:
         choices = (*done, *self._rest(profile, done, available))
         terms = Terms(size, available, kind, pattern, in_step, _guarded_bytes(setting))
         plan = Plan.of(profile, choices, available)
-        if knowledge.beyond(size) and (knowledge.doubts_beyond or not plan.fits):
+        if cost_model.beyond(size) and (cost_model.doubts_beyond or not plan.fits):
             return None
-        cached = terms.ready(plan, profile, doubtful=knowledge.doubtful(size))
+        cached = terms.ready(plan, profile, doubtful=cost_model.doubtful(size))
         self.cache.put(terms.key, cached)
         return cached
 
@@ -170,7 +170,7 @@ class Scheduler:
         if not setting.note_failures(reading, kept=kept):
             return
         if kept:
-            self._planned_from.adaptation.ran_out()
+            self._planned_from.prediction_margin.ran_out()
         if broken is not None:
             self.failed(broken)
 
@@ -183,9 +183,9 @@ class Scheduler:
             return None
         profile = self.predict(terms.size, terms.in_step) if own or not cached.exact else None
         plan = Plan.of(profile, cached.plan.recompute, terms.available_bytes) if profile else None
-        if profile is None and not cached.exact and self.knowledge.curious(terms.size):
+        if profile is None and not cached.exact and self.cost_model.curious(terms.size):
             return None  # it may be better to observe
-        doubtful = cached.doubtful and self.knowledge.doubtful(terms.size)  # not for others' sake
+        doubtful = cached.doubtful and self.cost_model.doubtful(terms.size)  # not for others' sake
         if plan is not None and plan.fits:  # for others to go by
             cached = terms.ready(plan, profile, doubtful=doubtful)
             self.cache.shelve(terms.kind, terms.shelved(cached))
@@ -201,7 +201,7 @@ class Scheduler:
         if made is None:
             return None
         plan, estimate = made
-        cached = terms.ready(plan, estimate.profile, doubtful=self.knowledge.doubtful(real))
+        cached = terms.ready(plan, estimate.profile, doubtful=self.cost_model.doubtful(real))
         cached = replace(cached, exact=estimate.at_most_as is None)
         self.cache.put(terms.key, cached)
         if self._shares:
@@ -215,7 +215,7 @@ class Scheduler:
         back.
         """
         available = setting.available(reading.in_use)
-        margin = self.knowledge.adaptation.margin
+        margin = self.cost_model.prediction_margin.margin
         if margin:
             available = int(available / (1 + margin))
         if not stale_bytes:
@@ -234,7 +234,7 @@ class Scheduler:
         """What happens in the coming step besides its size."""
         leaving = setting.gradients.leaving_bytes(missing)
         missing_bytes = setting.gradients.missing_bytes(missing) + leaving
-        return self.knowledge.in_step(pattern, missing_bytes, stale_bytes, beside_bytes)
+        return self.cost_model.in_step(pattern, missing_bytes, stale_bytes, beside_bytes)
 
     def sample(
         self, setting: Setting, size: InputSize, reading: Reading, stale_bytes: int
@@ -244,19 +244,19 @@ class Scheduler:
         Not after a failure or in doubt: then everything is looked at. Nor where the planner has a
         mind of its own about what to keep, or what is kept outlives the backward.
         """
-        in_doubt = self._look_at_all or self.knowledge.adaptation.in_doubt
-        in_doubt |= bool(self.knowledge.retained)
+        in_doubt = self._look_at_all or self.cost_model.prediction_margin.in_doubt
+        in_doubt |= bool(self.cost_model.retained)
         self._look_at_all = False
         missing = self._turn_to_kind(setting)
-        kin = self.knowledge.kin_for(size)
-        if kin is None or in_doubt or self.strictness != AS_PLANNED or not self._samples:
+        similar = self.cost_model.similar_for(size)
+        if similar is None or in_doubt or self.strictness != AS_PLANNED or not self._samples:
             return None
         available, least = self._available(setting, reading, stale_bytes)
         stale = least + setting.gradients.leaving_bytes(missing)
-        in_step = self._in_step(setting, kin.seen.pattern, missing, stale)
+        in_step = self._in_step(setting, similar.seen.pattern, missing, stale)
         available -= int(_SPARE * setting.budget_bytes)
-        seen = self.knowledge.seen_like(size)
-        return kin.sample(size, seen, in_step, available, _recomputed)
+        seen = self.cost_model.seen_like(size)
+        return similar.sample(size, seen, in_step, available, _recomputed)
 
     def new_plan(
         self,
@@ -270,7 +270,7 @@ class Scheduler:
 
         `real` is the step's own size, where the plan is made for one that is hardly larger.
         """
-        estimate = self.knowledge.estimate(size)
+        estimate = self.cost_model.estimate(size)
         if estimate is None:
             return None
         profile = estimate.profile.in_step(*in_step)
@@ -279,14 +279,14 @@ class Scheduler:
         if estimate.at_most_as is not None:
             if calm and self._better_observed(size, plan, estimate.at_most_as):
                 return None
-            self.knowledge.planned_by_bound()
+            self.cost_model.planned_by_bound()
         # Beyond what was seen predictions are generous: what does not fit by them may fit, and
         # what is recomputed may not have to be. Where most blocks are kept to observe it, look.
         size = real or size
-        if self.knowledge.beyond(size) and (self.knowledge.doubts_beyond or not plan.fits):
+        if self.cost_model.beyond(size) and (self.cost_model.doubts_beyond or not plan.fits):
             return None
-        cheap = self._samples and calm and self.knowledge.kin_for(size)
-        if cheap and any(plan.recompute) and self.knowledge.far_beyond(size):
+        cheap = self._samples and calm and self.cost_model.similar_for(size)
+        if cheap and any(plan.recompute) and self.cost_model.far_beyond(size):
             return None
         strict = self._as_strict_as_must_be(plan, profile, available)
         return strict, replace(estimate, profile=profile)
@@ -298,12 +298,12 @@ class Scheduler:
         observed all the same: a larger size's costs tell nothing of this one under other budgets.
         """
         if any(plan.recompute):
-            return self.knowledge.curious(size)
-        return bound_of != size and self.knowledge.curious_at_ease(size)
+            return self.cost_model.curious(size)
+        return bound_of != size and self.cost_model.curious_at_ease(size)
 
     def predict(self, size: InputSize, in_step: InStep) -> Profile | None:
         """What a size costs in a step in which this happens; None where too little is known."""
-        profile = self.knowledge.predict(size)
+        profile = self.cost_model.predict(size)
         return None if profile is None else profile.in_step(*in_step)
 
     def _as_strict_as_must_be(self, plan: Plan, profile: Profile, available: int) -> Plan:
@@ -344,27 +344,27 @@ class Scheduler:
 
         A doubt counts if something is at stake: a block recomputed, or memory near the limit.
         """
-        knowledge = self.knowledge
+        cost_model = self.cost_model
         if not step.plan.recompute:  # it had to run without a prediction
             return
         if not step.corrected and not step.rehearsed:
             predicted_rise = step.predicted_peak - step.start.in_use
             above = real_rise is not None and real_rise > predicted_rise
-            if above and knowledge.beyond(step.size):
-                self._doubt_beyond(knowledge)
+            if above and cost_model.beyond(step.size):
+                self._doubt_beyond(cost_model)
             # Another size's peak tells no more, nor does that of fewer runs or another handle's
             # step, nor the first of two backwards.
             tells = step.exact and step.ran_as_planned and not step.retained
             tells = above or (tells and not step.peaks_with_others)
-            knowledge.peaked(step.size, predicted_rise, real_rise if tells else None)
+            cost_model.peaked(step.size, predicted_rise, real_rise if tells else None)
         if not step.doubtful:
-            knowledge.adaptation.note_difference(step.difference)
+            cost_model.prediction_margin.note_difference(step.difference)
         if step.ran_out and not step.doubtful:  # and was rescued
-            knowledge.adaptation.failed()
+            cost_model.prediction_margin.failed()
             self._observe_next()
         near = step.start.in_use + max(step.plan.peak_bytes, real_rise or 0) > _AT_STAKE * limit
         at_stake = near or any(step.plan.recompute)
-        doubt = knowledge.adaptation.in_doubt and not step.doubtful and at_stake
+        doubt = cost_model.prediction_margin.in_doubt and not step.doubtful and at_stake
         if step.surprised:  # not always the very next one: steps of two kinds may take turns
             self._observe_next(after=self._surprises % 2)
         elif doubt:
@@ -375,8 +375,8 @@ class Scheduler:
 
         `planned_with` is what the step's plan already had for it.
         """
-        if real > before and self.knowledge.retained:
-            self.knowledge.note_later(planned_with + real - before)
+        if real > before and self.cost_model.retained:
+            self.cost_model.note_later(planned_with + real - before)
 
     def failed(self, step: Step) -> None:
         """A step has run out of memory: is what it was planned from still true?"""
@@ -389,15 +389,15 @@ class Scheduler:
         else:
             self._planned_from.failed(step.size)
 
-    def _doubt_beyond(self, knowledge: Knowledge) -> None:
+    def _doubt_beyond(self, cost_model: CostModel) -> None:
         """A size beyond those seen took more than was predicted: observe the next such one."""
-        knowledge.doubts_beyond = True
+        cost_model.doubts_beyond = True
         self.cache.forget_doubtful()
 
     def _observe_next(self, *, after: int = 0) -> None:
-        if self.knowledge.look_in is None and self._surprises < _MOST_SURPRISES:
+        if self.cost_model.look_in is None and self._surprises < _MOST_SURPRISES:
             self._surprises += 1
-            self.knowledge.look_in = after
+            self.cost_model.look_in = after
 
     def look_at_all(self) -> None:
         """Memory ran out in a step that was observed in part: the next one is seen whole."""
@@ -406,34 +406,34 @@ class Scheduler:
     def learn(self, observation: StepObservation, *, timed: bool = True) -> bool:
         """Take an observation in, with its times if these are known; whether that made what was
         known void."""
-        knowledge = self.knowledge.of(born=observation.gradients_born)
-        adaptation = knowledge.adaptation
-        doubted = adaptation.in_doubt or knowledge.has_failed_at(observation.size)
-        mark = knowledge.mark
-        void = knowledge.learn(observation, doubted=doubted, timed=timed)
-        if knowledge.mark is mark:  # as expected; but what was beyond it no longer is
+        cost_model = self.cost_model.of(born=observation.gradients_born)
+        prediction_margin = cost_model.prediction_margin
+        doubted = prediction_margin.in_doubt or cost_model.has_failed_at(observation.size)
+        mark = cost_model.mark
+        void = cost_model.learn(observation, doubted=doubted, timed=timed)
+        if cost_model.mark is mark:  # as expected; but what was beyond it no longer is
             self.cache.forget_doubtful()
         if void:
-            knowledge.adaptation = type(adaptation)()
+            cost_model.prediction_margin = type(prediction_margin)()
             self._surprises = 0
         elif doubted:
-            adaptation.reassured()
+            prediction_margin.reassured()
         return void
 
     def to_plain(self) -> list[dict[str, Any]]:
         """What is known, by regime; plain numbers and strings."""
-        return self._chapters.to_plain()
+        return self._cost_models.to_plain()
 
     def take_in(self, plain: list[Mapping[str, Any]], blocks: int) -> None:
         """Know again, of a model of so many blocks, what `to_plain` gave: all of it or nothing."""
-        self._chapters.take_in(plain, blocks)
+        self._cost_models.take_in(plain, blocks)
         self.cache.clear()
         if self.regime is not None:
             self.enter(self.regime)
 
     def why_unknown(self) -> str | None:
         """Why what was taken in does not serve the present regime; None if it does."""
-        return None if self.knowledge.version else self._chapters.difference_from_others()
+        return None if self.cost_model.version else self._cost_models.difference_from_others()
 
 
 def _guarded_bytes(setting: Setting) -> int:

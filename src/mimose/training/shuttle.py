@@ -7,13 +7,20 @@ from typing import Any
 
 import torch
 
-from mimose.execution import Ambient, Given, Snapshot, own_containers, places_in, without_a_trace
-from mimose.interception import BlockSeat
+from mimose.execution import (
+    ExecutionContext,
+    Given,
+    Snapshot,
+    own_containers,
+    places_in,
+    without_a_trace,
+)
+from mimose.interception import BlockInterceptor
 from mimose.tensors import argument_tensors, storage_bytes
-from mimose.training.collector import Ride
+from mimose.training.collector import RecomputeCollector
 
 
-class Shuttle(Ride):
+class Shuttle(RecomputeCollector):
     """The paper's collector: each block's forward runs once more, only to be looked at.
 
     What a block saves, its spike and its time come from a forward of their own, with RNG, buffers
@@ -21,30 +28,32 @@ class Shuttle(Ride):
     come from the recompute. A block whose arguments cannot be copied is not looked at: it is kept.
     """
 
+    name = "shuttle"
+
     samples = False
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._looked: dict[int, tuple[int, int, Any, Any]] = {}
 
-    def run_begins(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
-        super().run_begins(seat, args, kwargs)
+    def run_begins(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
+        super().run_begins(interceptor, args, kwargs)
         given = Given.of(args, kwargs)
         if given is None or given.problem is None:
-            self._look(seat, *_own(args, kwargs, given))
+            self._look(interceptor, *_own(args, kwargs, given))
         return True
 
-    def _look(self, seat: BlockSeat, args: Any, kwargs: Any) -> None:
-        ambient = Ambient(argument_tensors(args, kwargs), preserve_rng=True)
-        buffers = Snapshot(places_in(seat.module))
+    def _look(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> None:
+        execution_context = ExecutionContext(argument_tensors(args, kwargs), preserve_rng=True)
+        buffers = Snapshot(places_in(interceptor.module))
         before = self._read().in_use
         begun = self._clock.mark()
-        looked = functools.partial(without_a_trace, seat.module, ambient.run)
-        out = buffers.run(looked, seat.plain, (args, kwargs), {})
+        looked = functools.partial(without_a_trace, interceptor.module, execution_context.run)
+        out = buffers.run(looked, interceptor.plain, (args, kwargs), {})
         ended = self._clock.mark()
         after = self._read()
         kept = after.in_use - before - _fresh_output_bytes(out, (args, kwargs))
-        self._looked[seat.run] = (kept, after.peak - before, begun, ended)
+        self._looked[interceptor.run] = (kept, after.peak - before, begun, ended)
         del out
         self._meter.reset_peak()
 

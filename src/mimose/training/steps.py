@@ -15,11 +15,11 @@ from typing import Any
 
 from mimose.costs import InputSize, Run
 from mimose.execution import at_end_of_backward, nodes_of
-from mimose.interception import BlockSeat, Trials
+from mimose.interception import BlockInterceptor, Trials
 from mimose.memory import Reading
 from mimose.planning import CachedPlan, Plan
 from mimose.tensors import keeps_graph, tensors_in
-from mimose.training.collector import Ride
+from mimose.training.collector import RecomputeCollector
 from mimose.training.correction import Watch
 
 
@@ -51,7 +51,7 @@ class Step(ABC):
         """Those of other handles that began since it last ran."""
 
     @abstractmethod
-    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
         """Whether the coming run of this block is recomputed."""
 
     @property
@@ -163,52 +163,56 @@ class ObservedStep(Step):
     """Blocks are recomputed, and the collector rides along."""
 
     def __init__(
-        self, size: InputSize, expected: InputSize, ride: Ride, when_over: Callable[[Any], None]
+        self,
+        size: InputSize,
+        expected: InputSize,
+        collector: RecomputeCollector,
+        when_over: Callable[[Any], None],
     ) -> None:
         super().__init__(size, when_over)
         self._expected = expected
-        self.ride = ride
+        self.collector = collector
 
     @property
     def expected(self) -> InputSize:
         return self._expected
 
-    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
         if self._watch_next:
-            seat.after = self.watch
-        return self.ride.run_begins(seat, args, kwargs)
+            interceptor.after = self.watch
+        return self.collector.run_begins(interceptor, args, kwargs)
 
     @property
     def kept_anything(self) -> bool:
-        return bool(self.ride.kept)
+        return bool(self.collector.kept)
 
     @property
     def broken(self) -> bool:
         """Blocks tell of a backward before it comes to the first one's."""
-        return super().broken or self.ride.in_backward
+        return super().broken or self.collector.in_backward
 
     def another_pass(self, size: InputSize, *, larger: bool) -> None:
         """What was to be kept was so for a smaller input than this one."""
         if larger:
-            self.ride.keep_no_more()
+            self.collector.keep_no_more()
         self.size = self.size.followed_by(size)
         super().another_pass(size, larger=larger)
 
     def model_returns(self, out: Any) -> None:
-        self.ride.model_returns()
+        self.collector.model_returns()
         super().model_returns(out)
 
     def outer_goes_on(self, outer: Step) -> None:
         super().outer_goes_on(outer)
         if not self.interrupted:
-            self.ride.leaves_blocks()
+            self.collector.leaves_blocks()
         elif outer.kept_anything:  # levels depend on what that was
-            self.ride.spoil()
+            self.collector.spoil()
             outer.look_again()
 
     def _end(self) -> None:
         if not self.over:
-            self.ride.backward_over(retained=self.retained)
+            self.collector.backward_over(retained=self.retained)
         super()._end()
 
 
@@ -263,25 +267,25 @@ class PlannedStep(Step):
         """How far memory in use was from the timeline, where anybody looked."""
         return 0.0
 
-    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
+    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
         if self._watch_next:
-            seat.after = self.watch
-        index = seat.index
+            interceptor.after = self.watch
+        index = interceptor.index
         nth = self._counts.get(index, 0)
         self._counts[index] = nth + 1
         again = self._again.get((index, nth))
         if self._trials is None:
-            self._trials = Trials(seat.tried)
+            self._trials = Trials(interceptor.tried)
         if again is None:
             if (index, nth) in self._unused:
                 self._beside += 1
-                seat.after = _both(seat.after, _Beside(self, (index, nth)))
+                interceptor.after = _both(interceptor.after, _Beside(self, (index, nth)))
             else:
                 self.surprised = not self.ran_out
             return True
-        seat.guarded = (index, nth) in self._guarded
+        interceptor.guarded = (index, nth) in self._guarded
         if self._last_run == (index, nth) and self._when_last is not None:
-            seat.after = _both(seat.after, self._when_last)
+            interceptor.after = _both(interceptor.after, self._when_last)
         return again
 
     @property
@@ -427,12 +431,12 @@ class WatchedStep(PlannedStep):
         if cached.profile is not None:
             self._timeline = self._timeline.of_plan(cached.profile, cached.plan)
 
-    def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
-        position = self._positions.get((seat.index, self._counts.get(seat.index, 0)))
+    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
+        position = self._positions.get((interceptor.index, self._counts.get(interceptor.index, 0)))
         if position is not None and self._again:
             choices = self._timeline.before_run(position, args, kwargs)
             if choices is not None:
                 self._again = dict(zip(self._pattern, choices, strict=True))
                 self.plan = replace(self.plan, recompute=choices)
                 self.corrected = True
-        return super().recompute(seat, args, kwargs)
+        return super().recompute(interceptor, args, kwargs)

@@ -207,7 +207,7 @@ def _height(step: RecordedStep) -> int:
 
 def _runs(recording: Recording, outlook: Outlook, axis: SizeAxis) -> tuple[str, ...]:
     for step in recording.steps:
-        pattern = outlook.knowledge.pattern_for(step.size) if axis.shows(step.size) else None
+        pattern = outlook.cost_model.pattern_for(step.size) if axis.shows(step.size) else None
         if pattern is not None:
             blocks = recording.header.blocks
             return tuple(
