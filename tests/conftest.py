@@ -15,6 +15,9 @@ import torch
 
 import compare
 from mimose.memory.clock import Clock
+from recorded_runs import browser, recorded, recording_file
+
+__all__ = ["browser", "recorded", "recording_file"]  # fixtures of all folders
 
 torch.set_num_threads(1)
 

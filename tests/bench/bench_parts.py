@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from loops import once
 from mimose.bench.arena import Arena, Conditions
 from mimose.bench.budgets import Asked, Limit, limits
 from mimose.bench.contestants import Match, contestant_named
 from mimose.bench.harness import Run, run
 from mimose.bench.survey import Survey, survey
 from mimose.bench.workloads import TASKS
-from training import once
 
 STEPS = 10
 

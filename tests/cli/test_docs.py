@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import mimose
+from loops import task, train
 from mimose.reporting.outlook import Outlook
 from mimose.reporting.reader import read_recording
 from mimose.reporting.report import Explanation, Stats
-from training import task, train
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -24,8 +24,8 @@ from twins import (
 
 import mimose
 import models
+from loops import tight_budget
 from mimose.errors import ConflictError
-from training import tight_budget
 
 
 class WithSpare(models.Encoder):

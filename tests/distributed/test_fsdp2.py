@@ -24,10 +24,10 @@ from twins import (
 import mimose
 import models
 from compare import assert_same_gradients
+from loops import Dice, Predictions, lengths, texts
 from mimose.interception.attachment import Attachment, BlockInterceptor
 from mimose.interception.blocks import find_blocks
 from mimose.training.setting import Setting
-from training import Dice, Predictions, lengths, texts
 
 
 def sharded(model: Any, **options: Any) -> nn.Module:

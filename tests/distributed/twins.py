@@ -13,7 +13,7 @@ from torch import nn
 import mimose
 import models
 from compare import assert_same_gradients
-from training import Dice, texts
+from loops import Dice, texts
 
 Batch = dict[str, Any]
 Choices = tuple[bool, ...]

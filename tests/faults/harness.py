@@ -22,12 +22,12 @@ from torch import nn
 
 import mimose
 from compare import no_hooks, same
+from loops import peak_of_plain, train
 from mimose.costs.input_size import InputSize
 from mimose.costs.observations import Observation, StepObservation
 from mimose.errors import MimoseWarning, OutOfMemory
 from mimose.memory.meters import CpuMeter
 from mimose.training.collector import RecomputeCollector
-from training import peak_of_plain, train
 
 STEPS = 16
 

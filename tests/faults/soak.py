@@ -25,7 +25,7 @@ from harness import Outcome, Trial, least_peak  # noqa: E402
 
 import mimose  # noqa: E402
 import models  # noqa: E402
-from training import peak_of_plain, texts  # noqa: E402
+from loops import peak_of_plain, texts  # noqa: E402
 
 _CHECKS = 10
 _GROWTH_BYTES = 16 << 20

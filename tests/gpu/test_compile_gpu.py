@@ -14,7 +14,7 @@ from torch._inductor.compile_fx import compile_fx
 
 import mimose
 from compare import same
-from training import Dice
+from loops import Dice
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,19 +5,19 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
-import training
+import loops
 
 
 def live_bytes() -> int:
     gc.collect()
-    with training.counted() as counter:
+    with loops.counted() as counter:
         return counter.in_use
 
 
 def rise_of(run: Callable[[], object]) -> int:
     """How far `run` goes above what was in use before it."""
     before = live_bytes()
-    with training.counted() as counter:
+    with loops.counted() as counter:
         run()
         return counter.peak - before
 

@@ -11,9 +11,9 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import find_executable_batch_size
 from rise import budget_for, rise_of
 
+import loops
 import mimose
 import models
-import training
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def train(attach: str, budget: int = 0) -> tuple[list[float], mimose.Mimose | No
     """bf16 autocast, two micro-batches a step, gradients clipped."""
     accelerator = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2)
     torch.manual_seed(0)
-    model, batches = models.Encoder(4), training.texts(training.lengths(14))
+    model, batches = models.Encoder(4), loops.texts(loops.lengths(14))
     handle = mimose.auto_checkpoint(model, budget) if attach == "before" else None
     prepared, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-3))
     if attach == "after":
@@ -77,7 +77,7 @@ def test_model_is_saved_and_unwrapped_as_ever() -> None:
         assert list(accelerator.get_state_dict(prepared)) == names
 
 
-def hold(handle: mimose.Mimose | None, model: models.Encoder, batch: training.Batch) -> None:
+def hold(handle: mimose.Mimose | None, model: models.Encoder, batch: loops.Batch) -> None:
     def step() -> None:
         models.loss_of(model, batch).backward()
         model.zero_grad()
@@ -89,13 +89,13 @@ def hold(handle: mimose.Mimose | None, model: models.Encoder, batch: training.Ba
 def test_accelerate_finds_a_batch_size_that_fits_the_limit(retried: bool) -> None:
     torch.manual_seed(0)
     model, tried = models.Encoder(3), []
-    budget = budget_for(rise_of(lambda: hold(None, model, training.texts([60], 16)[0])), 0.5)
+    budget = budget_for(rise_of(lambda: hold(None, model, loops.texts([60], 16)[0])), 0.5)
 
     @find_executable_batch_size(starting_batch_size=64)
     def train_with(batch_size: int) -> None:
         tried.append(batch_size)
         with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
-            for batch in training.texts([60, 60], batch_size):
+            for batch in loops.texts([60, 60], batch_size):
                 hold(handle if retried else None, model, batch)
 
     train_with()

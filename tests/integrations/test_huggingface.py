@@ -34,8 +34,8 @@ from transformers import (
     TrainerCallback,
 )
 
+import loops
 import mimose
-import training
 from mimose.errors import ConflictError, MimoseWarning
 from mimose.integrations.huggingface import MimoseCallback, enable
 
@@ -366,9 +366,7 @@ def test_whole_model_compilation_becomes_compilation_of_its_blocks(
 
     class Looks(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            seen.append(
-                [interceptor.compiled for interceptor in training.interceptors(trainer.model)]
-            )
+            seen.append([interceptor.compiled for interceptor in loops.interceptors(trainer.model)])
 
     trainer = trainer_of(
         torch_compile=True,

@@ -17,9 +17,9 @@ from rise import budget_for, rise_of
 from torch import nn
 from torch.utils.data import DataLoader
 
+import loops
 import mimose
 import models
-import training
 from mimose.errors import MimoseWarning
 from mimose.integrations.lightning import MimoseCallback
 
@@ -74,9 +74,9 @@ def fit(
     return trainer
 
 
-@training.once
-def batches() -> list[training.Batch]:
-    return training.texts(training.lengths(14))
+@loops.once
+def batches() -> list[loops.Batch]:
+    return loops.texts(loops.lengths(14))
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -141,10 +141,10 @@ def test_callback_shows_its_arguments_and_where_it_stands(tmp_path: Path) -> Non
 
 def test_nothing_is_left_on_the_module_after_the_fit(tmp_path: Path) -> None:
     module = module_of()
-    before = training.places(module.encoder)
+    before = loops.places(module.encoder)
     fit(lightning.pytorch, module, tmp_path, MimoseCallback("1GiB"), max_steps=2)
-    assert training.places(module.encoder) == before
-    assert not training.interceptors(module)
+    assert loops.places(module.encoder) == before
+    assert not loops.interceptors(module)
 
 
 def test_metrics_reach_the_logger_at_its_interval(tmp_path: Path) -> None:
@@ -196,13 +196,13 @@ def test_exception_leaves_nothing_on_the_module(tmp_path: Path) -> None:
         models.loss_of(module.encoder, batch)
         raise ZeroDivisionError
 
-    before = training.places(module.encoder)
+    before = loops.places(module.encoder)
     module.training_step = broken
     with pytest.raises(ZeroDivisionError):
         fit(lightning.pytorch, module, tmp_path, callback)
     assert callback.handle is not None
     assert callback.handle.stats().steps == 1
-    assert training.places(module.encoder) == before
+    assert loops.places(module.encoder) == before
 
 
 # Fabric

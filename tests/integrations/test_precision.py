@@ -13,9 +13,9 @@ import torch
 from rise import budget_for, rise_of
 from torch import nn
 
+import loops
 import mimose
 import models
-import training
 
 Parameters = Any
 Optimizer = Callable[[Parameters], torch.optim.Optimizer]
@@ -40,7 +40,7 @@ class Way:
     scaled: bool = False
     optimizer: Optimizer = torch.optim.AdamW
 
-    def train(self, model: nn.Module, batches: list[training.Batch]) -> list[float]:
+    def train(self, model: nn.Module, batches: list[loops.Batch]) -> list[float]:
         torch.manual_seed(1)
         optimizer = self.optimizer(model.parameters())
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=self.scaled)
@@ -73,7 +73,7 @@ def test_training_is_the_same_bit_for_bit_and_within_the_budget(name: str) -> No
     way = WAYS[name]
     model = models.Encoder(4).to(way.dtype)
     plain, ours = copy.deepcopy(model), copy.deepcopy(model)
-    batches = training.texts(training.lengths(14))
+    batches = loops.texts(loops.lengths(14))
     expected: list[float] = []
     rise = rise_of(lambda: expected.extend(way.train(plain, batches)))
     budget = budget_for(rise, 0.6)

@@ -13,7 +13,7 @@ from rise import budget_for, rise_of
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-import training
+import loops
 from mimose.integrations.huggingface import Enabled, enable
 
 Row = dict[str, Any]
@@ -92,7 +92,7 @@ def logged(trainer: Trainer, name: str) -> list[float]:
 
 def places(model: nn.Module) -> list[dict[str, Any]]:
     """What is in every module, less the mark that Accelerate leaves."""
-    found = training.places(model)
+    found = loops.places(model)
     for place in found:
         place.pop("_is_accelerate_prepared", None)
     return found

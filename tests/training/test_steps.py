@@ -13,11 +13,7 @@ from torch import nn
 import mimose
 import models
 from compare import assert_same_gradients
-from mimose.estimation.cost_model import CostModel
-from mimose.memory.reserve import PageReserve
-from mimose.training.steps import ObservedStep
-from parts import Counted
-from training import (
+from loops import (
     Batch,
     Dice,
     Predictions,
@@ -31,6 +27,10 @@ from training import (
     tight_budget,
     train,
 )
+from mimose.estimation.cost_model import CostModel
+from mimose.memory.reserve import PageReserve
+from mimose.training.steps import ObservedStep
+from parts import Counted
 
 
 def assert_trains_as_plain(

@@ -12,13 +12,13 @@ import pytest
 
 import mimose
 import models
+from loops import texts, train
 from mimose.bench.page import _as_html
 from mimose.reporting.page.contents import Contents, contents_of, thinned
 from mimose.reporting.page.html import as_data, page_of
 from mimose.reporting.page.markdown import markdown_of
 from mimose.reporting.page.picture import draw
 from mimose.reporting.reader import read_recording
-from training import texts, train
 
 EVIL = "</script><img src=x onerror=alert(1)>|&\u2028$x$"
 

@@ -18,9 +18,9 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import mimose
 from compare import assert_same_buffers, assert_same_gradients
+from loops import counted
 from mimose.errors import MimoseWarning
 from mimose.execution.side_effects import FirstLook, Imprint, SideEffects
-from training import counted
 
 STEPS = 4
 WIDTH = 8

@@ -8,11 +8,11 @@ import torch
 
 import mimose
 import models
+from loops import Batch, texts, train
 from mimose.costs.observations import StepObservation
 from mimose.memory.clock import Clock
 from mimose.reporting.reader import read_recording
 from mimose.training.steps import ObservedStep
-from training import Batch, texts, train
 
 
 class LateClock(Clock):

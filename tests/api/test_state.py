@@ -14,9 +14,7 @@ from torch import nn
 
 import mimose
 import models
-from mimose.errors import MimoseWarning
-from parts import bf16
-from training import (
+from loops import (
     Batch,
     Predictions,
     adamw,
@@ -28,6 +26,8 @@ from training import (
     texts,
     train,
 )
+from mimose.errors import MimoseWarning
+from parts import bf16
 
 State = dict[str, Any]
 

@@ -12,13 +12,7 @@ from rich.console import Console
 
 import mimose
 import models
-from mimose.cli.terminal import forecast_table
-from mimose.reporting.lengths import padded, parse_lengths
-from mimose.reporting.outlook import Outlook
-from mimose.reporting.questions import Question
-from mimose.reporting.reader import Recording, read_recording
-from mimose.reporting.what_if import Lengths, forecast
-from training import (
+from loops import (
     adamw,
     between,
     counted,
@@ -28,6 +22,12 @@ from training import (
     texts,
     train,
 )
+from mimose.cli.terminal import forecast_table
+from mimose.reporting.lengths import padded, parse_lengths
+from mimose.reporting.outlook import Outlook
+from mimose.reporting.questions import Question
+from mimose.reporting.reader import Recording, read_recording
+from mimose.reporting.what_if import Lengths, forecast
 
 
 @pytest.fixture(scope="module")

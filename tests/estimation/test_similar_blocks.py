@@ -13,10 +13,7 @@ from torch import nn
 
 import mimose
 import models
-from mimose.costs.observations import StepObservation
-from mimose.estimation.similar_blocks import SimilarBlocks
-from mimose.training.steps import ObservedStep
-from training import (
+from loops import (
     Batch,
     adamw,
     labelled,
@@ -26,6 +23,9 @@ from training import (
     tight_budget,
     train,
 )
+from mimose.costs.observations import StepObservation
+from mimose.estimation.similar_blocks import SimilarBlocks
+from mimose.training.steps import ObservedStep
 
 GROWING = (60, 80, 100, 120, 140, 160)
 

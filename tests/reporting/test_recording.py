@@ -14,10 +14,10 @@ import pytest
 
 import mimose
 import models
+from loops import interceptors, task, texts, train
 from mimose.reporting.page.contents import contents_of
 from mimose.reporting.reader import read_recording
 from mimose.reporting.recording import Recorder, own_path
-from training import interceptors, task, texts, train
 
 
 def test_a_recording_has_a_line_for_every_step(recorded: tuple[Path, mimose.Mimose]) -> None:
@@ -119,7 +119,7 @@ def test_a_full_disk_ends_the_recording_but_not_the_training() -> None:
 def test_what_was_recorded_is_on_disk_when_python_ends_without_detach(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     code = (
-        "import mimose, models\nfrom training import texts, train\n"
+        "import mimose, models\nfrom loops import texts, train\n"
         f"model, path = models.Encoder(), {str(path)!r}\n"
         "handle = mimose.auto_checkpoint(model, '64MiB', record=path)\n"
         "train(model, texts([20, 30, 40]))\n"

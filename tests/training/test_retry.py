@@ -19,12 +19,12 @@ from torch import nn
 import mimose
 import models
 from compare import Storages, assert_same_buffers, assert_same_gradients, live_tensors, same
+from loops import Batch, adamw, labelled, lengths, task, texts, tight_budget
 from mimose.errors import OutOfMemory
 from mimose.tensors.out_of_memory import is_out_of_memory
 from mimose.tensors.running_backward import task_id
 from mimose.training.steps import PlannedStep
 from parts import Layer
-from training import Batch, adamw, labelled, lengths, task, texts, tight_budget
 
 Step = Callable[[nn.Module, Batch], float]
 

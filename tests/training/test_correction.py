@@ -12,12 +12,12 @@ from torch import nn
 import mimose
 import models
 from chains import chain, run
+from loops import Batch, adamw, texts, tight_budget
 from mimose.costs.timeline import levels
 from mimose.memory.meters import Meter, Reading
 from mimose.planning.plan import Plan
 from mimose.training.correction import Watch
 from parts import Layer
-from training import Batch, adamw, texts, tight_budget
 
 WIDTH = 16
 

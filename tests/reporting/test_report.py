@@ -11,10 +11,10 @@ import torch
 
 import mimose
 import models
+from loops import adamw, bert, counted, labelled, task, texts, train
 from mimose.costs.pace import Pace
 from mimose.integrations.metrics import Interval
 from mimose.reporting.report import Stats
-from training import adamw, bert, counted, labelled, task, texts, train
 
 
 def test_explain_before_the_first_step_says_that_nothing_is_known() -> None:

@@ -14,9 +14,7 @@ from torch import nn
 import mimose
 import models
 from compare import assert_same_gradients
-from mimose.errors import ConflictError
-from mimose.memory.storage_counter import StorageCounter
-from training import (
+from loops import (
     BATCHES,
     MODELS,
     Dice,
@@ -34,6 +32,8 @@ from training import (
     tight_budget,
     train,
 )
+from mimose.errors import ConflictError
+from mimose.memory.storage_counter import StorageCounter
 
 PLANNERS = ("optimal", "greedy", "static", "keep_all", "recompute_all")
 

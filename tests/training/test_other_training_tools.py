@@ -18,7 +18,7 @@ import mimose
 import models
 from compare import Storages, assert_same_gradients, live_tensors, no_hooks
 from mimose.memory import CpuMeter
-from training import Batch, task, texts, train
+from loops import Batch, task, texts, train
 
 
 def loader(batches: list[Batch]) -> Any:

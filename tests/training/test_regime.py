@@ -16,11 +16,11 @@ from torch import nn
 
 import mimose
 import models
+from loops import Batch, bert, labelled, peak_of_plain, texts, tight_budget, train
 from mimose.memory.meters import CpuMeter
 from mimose.reporting.report import Stats
 from mimose.training.lookout import Lookout
 from parts import bf16
-from training import Batch, bert, labelled, peak_of_plain, texts, tight_budget, train
 
 Change = Callable[[nn.Module], Any]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import mimose
-from training import task, train
+from loops import task, train
 
 FLAGS = [
     "headless",

@@ -19,6 +19,7 @@ import mimose
 import models
 from chains import SIZE
 from compare import assert_same_gradients, no_hooks
+from loops import bert, labelled, peak_of_recomputing, places, task, texts, train
 from mimose.costs.timeline import Profile
 from mimose.errors import (
     ArgumentError,
@@ -34,7 +35,6 @@ from mimose.reporting.reader import read_recording
 from mimose.training.notifications import Notifications
 from mimose.training.setting import Setting
 from mimose.units import parse_budget
-from training import bert, labelled, peak_of_recomputing, places, task, texts, train
 
 # What cannot be read
 
