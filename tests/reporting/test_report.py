@@ -41,7 +41,8 @@ def test_explain_before_a_relative_budget_is_settled_says_what_it_can() -> None:
 
 
 def test_a_batch_that_was_not_unpacked_is_refused_with_the_way_to_write_it() -> None:
-    with mimose.auto_checkpoint(models.Encoder(), "64MiB") as handle:
+    model = models.Encoder()
+    with mimose.auto_checkpoint(model, "64MiB") as handle:
         with pytest.raises(mimose.ArgumentError, match=r"input_ids.*write explain\(\*\*batch\)"):
             handle.explain(texts([50])[0])
         with pytest.raises(mimose.ArgumentError, match="missing a required argument: 'input_ids'"):

@@ -16,7 +16,7 @@ from mimose.execution.buffers import (
     norm_places,
     places_in,
 )
-from mimose.execution.caches import CacheUse, may_take_cache
+from mimose.execution.caches import CacheUse, may_take_cache, output_tensors
 from mimose.execution.collectives import Spoken, several
 from mimose.execution.context import ExecutionContext, is_foreign
 from mimose.execution.dry_run import DryRun
@@ -65,6 +65,7 @@ __all__ = [
     "may_take_cache",
     "nodes_of",
     "norm_places",
+    "output_tensors",
     "own_containers",
     "parameter_places",
     "places_in",

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from mimose.errors import warn
+from mimose.tensors import tensors_in
 
 _NAMES = frozenset(
     {"past_key_values", "past_key_value", "layer_past", "past", "cache", "cache_params"}
@@ -91,6 +92,16 @@ def tensors_in_cache(cache: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in_cache(value)
 
 
+def output_tensors(out: Any) -> Iterator[torch.Tensor]:
+    """The tensors in what a model returns, those in its caches included."""
+    yield from tensors_in(out)
+    values = out.values() if isinstance(out, Mapping) else out
+    if isinstance(out, (Mapping, tuple, list)):
+        for value in values:
+            if is_cache(type(value)):
+                yield from tensors_in_cache(value)
+
+
 def _is_empty(value: Any) -> bool:
     """Whether there is nothing in a cache; as `tensors_in_cache` finds none, but faster."""
     kind = type(value)
@@ -160,6 +171,11 @@ class CacheUse:
             args = tuple([own.get(id(value), value) for value in args])
             kwargs = {name: own.get(id(value), value) for name, value in kwargs.items()}
         return Given(args, kwargs, bound=len(own) < len(caches))
+
+    @property
+    def in_use(self) -> bool:
+        """Whether blocks were given a cache."""
+        return self._first_block is not None
 
     @property
     def _fills(self) -> bool:

@@ -19,7 +19,7 @@ from torch import nn
 
 from mimose.costs import MOST_PASSES, InputSize, Regime, StepObservation
 from mimose.errors import warn
-from mimose.execution import several
+from mimose.execution import output_tensors, several
 from mimose.interception import (
     Attachment,
     Block,
@@ -36,7 +36,6 @@ from mimose.tensors import (
     argument_names,
     input_size,
     measured_by,
-    tensors_in,
 )
 from mimose.training.collector import RecomputeCollector
 from mimose.training.correction import Watch
@@ -267,7 +266,7 @@ class Engine:
         """The root's forward is done."""
         if self._step is not None and self.setting is not None:
             self._step.model_returns(out)
-            self._previous_outputs.outputs_are(tensors_in(out))
+            self._previous_outputs.outputs_are(output_tensors(out))
             self._look_for_holes()
 
     def _look_for_holes(self, *_: Any) -> None:
@@ -431,7 +430,10 @@ class Engine:
             sample,
         )
         collector.known_unused = self.scheduler.cost_model.unused
-        if self._after_broken_step:  # the engine lets go of its memory in the middle of this one
+        # The caches that only the first forward fills die with its output, in the second step.
+        second = self._progress.steps == 1
+        caches_die = second and self._attachment is not None and self._attachment.caches.in_use
+        if self._after_broken_step or caches_die:  # something of the last one dies in this one
             collector.spoil()
             self._after_broken_step = False
         return ObservedStep(size, whole, collector, self._observed_step_over)
