@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import mimose
+import models
 
 NAMES = [
     "ArgumentError",
@@ -44,6 +46,30 @@ def test_every_public_function_shows_how_it_is_called() -> None:
     for name in functions:
         assert f"{name}(" in (inspect.getdoc(getattr(mimose, name)) or ""), name
         assert ">>>" in (inspect.getdoc(getattr(mimose, name)) or ""), name
+
+
+HANDLE = [
+    "attached",
+    "budget_bytes",
+    "detach",
+    "explain",
+    "load_state_dict",
+    "recording",
+    "retry",
+    "state_dict",
+    "stats",
+]
+
+
+def test_a_handle_shows_these_names_and_no_others() -> None:
+    model = models.Encoder()
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        assert [name for name in dir(handle) if not name.startswith("_")] == HANDLE
+
+
+def test_the_api_page_names_all_that_a_handle_shows() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    assert [name for name in HANDLE if name not in page] == []
 
 
 def test_public_methods_of_the_handle_say_what_they_do() -> None:

@@ -4,6 +4,7 @@ Subscribes to what training tells. Touches neither hooks nor devices.
 """
 
 from mimose.reporting.notebook import handle_html
+from mimose.reporting.outlook import Outlook
 from mimose.reporting.outputs import refuse_file, refuse_folder
 from mimose.reporting.page.contents import contents_of
 from mimose.reporting.page.html import page_of
@@ -18,6 +19,7 @@ __all__ = [
     "Explanation",
     "Floor",
     "Forecast",
+    "Outlook",
     "Question",
     "Recorder",
     "Recording",
