@@ -93,7 +93,7 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class Moment:
-    """One step of the demo, for whoever watches."""
+    """One step of the demo, for live output."""
 
     round: int
     rounds: int

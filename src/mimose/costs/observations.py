@@ -10,7 +10,7 @@ from mimose.costs.input_size import InputSize
 from mimose.costs.timeline import TAKEN_OFF, Profile, RunCost
 
 Run = tuple[int, int]
-"""A block's index, and the how-manieth of its runs in the step this is."""
+"""A block's index, and which call of the block in this step it is (0 = first)."""
 
 Pattern = tuple[Run, ...]
 """The runs of a step, in the order of their forwards."""

@@ -20,7 +20,8 @@ from mimose.estimation.fit import REACH, Fit, row_of
 from mimose.estimation.times import Times, with_shared_times
 
 _CONTRADICTION = 0.04
-"""The difference from what was predicted, as a share of the peak, that makes old knowledge void."""
+"""The difference from what was predicted, as a share of the peak, that makes old observations
+void."""
 _SOON = 8
 """If two contradictions are no more than this many observations apart, the model is noisy."""
 _CONFIRMED = 16

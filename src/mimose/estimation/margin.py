@@ -15,7 +15,7 @@ be exact, and then go over by so much."""
 _STRANGE = 0.03
 """A difference, as a share of the predicted rise, that is a reason to observe again."""
 _AGE = 16
-"""Steps without a visible peak after which the oldest lesson is forgotten."""
+"""Steps without a visible peak after which the oldest deviation is forgotten."""
 
 
 class PredictionMargin:
@@ -24,8 +24,8 @@ class PredictionMargin:
     Each difference is a share of the predicted rise. The margin that plans leave is the upper end
     of the recent ones, so a bias shifts predictions and noise widens the margin; it is negative
     where predictions have long been too high. A difference beyond what is usual is a doubt: the
-    next step is observed again, and either the knowledge is renewed or the difference is usual from
-    then on.
+    next step is observed again, and either the costs are learned anew or the difference is usual
+    from then on.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ _MOST = 8
 
 
 class CostModels:
-    """The knowledge of each regime that steps have run in."""
+    """The cost model of each regime that steps have run in."""
 
     def __init__(self) -> None:
         self._known: dict[Regime, CostModel] = {}

@@ -47,7 +47,7 @@ class SimilarBlocks:
 
     @classmethod
     def among(cls, seen: StepObservation) -> SimilarBlocks:
-        """The kin in a step that was seen whole."""
+        """The similar blocks of a step that was observed whole."""
         kinds = list(range(len(seen.runs)))
         inner = _moving(seen.runs)[1:-1]
         for at, k in enumerate(inner):
@@ -87,15 +87,15 @@ class SimilarBlocks:
         return Sample(self, dict(zip(self.seen.pattern, choices, strict=True)))
 
     def speaks_of(self, partly: StepObservation) -> bool:
-        """Whether a step was of the kind that its kin were found in."""
+        """Whether a step was of the kind in which these similar blocks were found."""
         same = partly.pattern == self.seen.pattern
         return same and partly.gradients_born == self.seen.gradients_born
 
     def complete(self, partly: StepObservation, kept: Sequence[bool]) -> StepObservation | None:
         """The observation of a step of this pattern, some runs of which were kept, as if none had.
 
-        None if a kept run added something else to the memory in use than its kin would have, or
-        rose higher.
+        None if a kept run added something else to the memory in use than a similar one would have,
+        or rose higher.
         """
         runs, above = [], 0
         for k, run in enumerate(partly.runs):

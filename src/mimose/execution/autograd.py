@@ -1,4 +1,4 @@
-"""Control points: where whoever observes a block is told what happens. Free when nobody listens."""
+"""Where a block's forward and backward begin and end: told to a listener, free without one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mimose.tensors import task_id, tensors_in
 
 
 class Listener:
-    """Whoever observes blocks: told of the control points that it overrides.
+    """Observes blocks: is told of the moments whose methods it overrides.
 
-    `block` is the number that the block's seat was given for this run. In the backward it is called
-    on the thread that runs it.
+    `block` is the number that the block's interceptor was given for this run. In the backward it is
+    called on the thread that runs it.
     """
 
     def forward_ends(

@@ -16,7 +16,7 @@ _AUTOCAST_DEVICES = ("cuda", "cpu")
 
 
 class ExecutionContext:
-    """The ambient state of one forward, and how to run something under it again."""
+    """The execution context of one forward, and how to run something in it again."""
 
     __slots__ = ("autocast", "device", "generators", "sdpa")
 

@@ -24,7 +24,7 @@ class DryRun:
 
 
 class Watch(TorchDispatchMode):
-    """Compares what a rehearsal saves with what the forward saved, and counts what comes after."""
+    """Compares what a dry run saves with what the forward saved, and counts what comes after."""
 
     def __init__(self, frame: Frame) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -33,7 +33,7 @@ class Watch(TorchDispatchMode):
         self.packed = 0
         self.operators_since = 0
         self._saved: list[torch.Tensor] = []
-        """Here rather than in the rehearsal's graph, which others may hold on to."""
+        """Here rather than in the dry run's graph, which others may hold on to."""
 
     def pack(self, tensor: torch.Tensor) -> int:
         index = self.packed

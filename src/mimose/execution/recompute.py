@@ -4,7 +4,8 @@ The only file that touches autograd's saved-tensor hooks. It knows nothing of mo
 memory. What it promises, and where the code relies on it:
 
 1. Gradients equal those of the plain function, bit for bit.
-2. RNG, autocast, attention backends and default device are those of the forward (`Ambient`).
+2. RNG, autocast, attention backends and default device are those of the forward
+   (`ExecutionContext`).
 3. Buffers are updated once a step (`Snapshot`).
 4. A tensor that was rebuilt lives until it is used, or until its block's part of the graph is
    freed; a second backward rebuilds it again.

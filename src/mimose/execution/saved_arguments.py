@@ -100,7 +100,7 @@ class ArgumentsSavedByGraph:
 
     __slots__ = ("args", "kwargs", "result")
 
-    changed = False  # whoever has charge of them finds that out
+    changed = False  # the outer checkpoint finds that out
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         tensors: list[torch.Tensor] = []

@@ -24,7 +24,7 @@ FILE_NAME = "mimose.json"
 
 @final
 class Companion:
-    """Attaches when a run begins, detaches when it ends, carries knowledge from run to run.
+    """Attaches when a run begins, detaches when it ends, carries what was learned from run to run.
 
     Trainers wrap, move and rebuild models up to the last moment, so nothing is attached before
     training begins; and nothing is left on the model when it ends.

@@ -18,7 +18,7 @@ from mimose.interception.trial import Tried, TriedInterceptor
 
 
 class Director(Protocol):
-    """Whoever decides: asked at each training call of a block."""
+    """Decides how blocks run: asked at each training call of a block."""
 
     def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
         """Whether this run of the block keeps nothing and recomputes."""
@@ -131,7 +131,7 @@ class BlockInterceptor(TriedInterceptor):
 
 
 class Attachment:
-    """A model's blocks with a seat on each, until `detach`."""
+    """A model's blocks with an interceptor on each, until `detach`."""
 
     def __init__(self, model: nn.Module, blocks: list[Block], director: Director) -> None:
         self.takeover = Takeover(model, blocks)
@@ -142,7 +142,7 @@ class Attachment:
         ]
         self.interceptors[-1].comes_last = True
         self._looks = 0
-        # Whoever still holds a handle of a model that is gone holds none of its tensors.
+        # A handle that outlives its model holds none of the model's tensors.
         self._at_the_end = weakref.finalize(
             model, _let_go, list(map(weakref.ref, self.interceptors))
         )

@@ -17,7 +17,7 @@ _OWN = frozenset(vars(nn.Module())) - {"training"} | {"_compiled_call_impl"}
 _FEW = 16
 """Containers of up to this many plain values are compared by these."""
 _NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "idx", "index"})
-"""Attributes in which a block notes the how-manieth it is."""
+"""Attributes in which a block stores its position among its siblings."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

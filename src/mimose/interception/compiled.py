@@ -1,8 +1,8 @@
 """Notice a model that trains past mimose: compiled as a whole, its blocks are never called.
 
-The compiler takes a module's `forward` for its call, so that no seat is asked, and nothing would
-tell. Two things do: the seat on the model, where it is itself compiled, and a gradient that arrives
-although no block has ever run.
+The compiler takes a module's `forward` for its call, so that no interceptor is asked, and nothing
+would tell. Two things do: the interceptor of the model, where it is itself compiled, and a gradient
+that arrives although no block has ever run.
 """
 
 from __future__ import annotations

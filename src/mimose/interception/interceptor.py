@@ -1,10 +1,10 @@
 """Sit on a module's call.
 
 `nn.Module` calls whatever `_compiled_call_impl` holds before anything else, and leaves that
-attribute out of copies and pickles. A seat takes this place. The module keeps its type, its
+attribute out of copies and pickles. An interceptor takes this place. The module keeps its type, its
 `state_dict` keys, its parameter names and its hooks; `deepcopy` and `torch.save` see a plain model;
-and a block compiled with `block.compile()` stays compiled, since the seat sits above the compiled
-call and the compiler never sees the plan.
+and a block compiled with `block.compile()` stays compiled, since the interceptor sits above the
+compiled call and the compiler never sees the plan.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from mimose.interception.interceptor import Interceptor, under_transform
 
 
 class Owner(Protocol):
-    """Whoever wants to know of the model's own calls in training."""
+    """What is told of the model's own calls in training."""
 
     def forward_begins(self, args: Any, kwargs: Any) -> None: ...
     def forward_returned(self, out: Any) -> None: ...
@@ -21,7 +21,8 @@ class Owner(Protocol):
 
 
 class RootInterceptor(Interceptor):
-    """The seat on the model itself. Trainers that never call it are served all the same."""
+    """Intercepts the calls of the model itself. Trainers that never call it are served all the
+    same."""
 
     __slots__ = ("owner",)
 

@@ -123,7 +123,7 @@ class Waiting:
 
 
 class TriedInterceptor(Interceptor):
-    """A seat that can run its block recomputed, and tries that out the first time."""
+    """An interceptor that can run its block recomputed, and tries that on the first call."""
 
     __slots__ = (
         "attempts",
@@ -396,7 +396,7 @@ class TriedInterceptor(Interceptor):
             name=f"block {self.name!r}",
             block=self.run,
             listener=self.listener,
-            # Whoever listens wants to see the peak of the whole forward.
+            # A listener wants to see the peak of the whole forward.
             early_stop=self.early_stop and self.listener is None,
             **options,
         )

@@ -186,7 +186,7 @@ class PlanCache:
         self._shelves.setdefault(kind, Shelf()).put(plan)
 
     def forget_doubtful(self) -> None:
-        """Forget plans that more knowledge may make better."""
+        """Forget plans that may become better now that more is known."""
         self._plans = OrderedDict((k, p) for k, p in self._plans.items() if not p.doubtful)
         for shelf in self._shelves.values():
             shelf.forget_doubtful()

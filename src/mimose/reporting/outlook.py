@@ -1,7 +1,7 @@
 """What a model would need at any size under any budget, from what was learned of it.
 
-Nothing here trains: profiles come from a recording's knowledge, plans from the planner, peaks from
-the timeline. So questions can be asked that nobody has run: another budget, other lengths.
+Nothing here trains: profiles come from what a recording has learned, plans from the planner, peaks
+from the timeline. So questions can be asked that nobody has run: another budget, other lengths.
 """
 
 from __future__ import annotations

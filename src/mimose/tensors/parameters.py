@@ -26,7 +26,7 @@ class Parameters:
         self._places = [part._parameters for part in parts if part._parameters]
 
     def first(self) -> nn.Parameter | None:
-        """The first of them: whoever puts others in their place does so with all, as a rule."""
+        """The first of them: who replaces parameters replaces all of them, as a rule."""
         return next((p for place in self._places for p in place.values() if p is not None), None)
 
     def now(self) -> list[nn.Parameter]:

@@ -2,10 +2,10 @@
 
 The paper observes a block by running its forward twice. It is not needed: when every block is
 recomputed, the recompute is itself a forward with its activations kept, and at the points that our
-own recompute code owns everything can be read. `Ride` does that, at the price of plain
-checkpointing; and once it is known which blocks are alike, only some of each kind are recomputed.
-The paper's own way, for comparison, is in `shuttle.py`. Its filter for nested layers is in the
-choice of blocks: no block lies inside another, so nothing is counted twice.
+own recompute code owns everything can be read. `RecomputeCollector` does that, at the price of
+plain checkpointing; and once it is known which blocks are alike, only some of each kind are
+recomputed. The paper's own way, for comparison, is in `shuttle.py`. Its filter for nested layers is
+in the choice of blocks: no block lies inside another, so nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mimose.training.block_observation import Seen
 
 
 class RecomputeCollector(Listener):
-    """Rides on the recomputes of one step in which every block is recomputed, or a sample."""
+    """Observes the recomputes of one step in which every block is recomputed, or a sample."""
 
     name = "ride"
     """What `collector=` and recordings call it."""
@@ -213,7 +213,7 @@ class RecomputeCollector(Listener):
         if not self._all_left:
             self._note_tail(reading)
         self._note_born()
-        self._missing, self._existing = [], []  # whoever holds the ride holds no parameters
+        self._missing, self._existing = [], []  # so that holding the collector holds no parameters
 
     def leaves_blocks(self) -> None:
         """The backward goes on in a model of another handle: what comes is no part of this one."""

@@ -1,8 +1,8 @@
 """The steps of one model: opened by its blocks, decided, carried out, learned from.
 
-What happens is asked for by the seats: the model's own (`forward_begins`, `forward_returned`) and
-those on its blocks (`recompute`, which opens a step with its first block). At the end of a step's
-backward what it has taught is kept for the next.
+What happens is asked for by the interceptors: the model's own (`forward_begins`,
+`forward_returned`) and those on its blocks (`recompute`, which opens a step with its first block).
+At the end of a step's backward what it has taught is kept for the next.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ FORMAT = 1
 
 
 def identity_of(model: nn.Module, blocks: Sequence[str], device: torch.device) -> dict[str, Any]:
-    """What must be the same for knowledge to hold, as plain numbers and strings."""
+    """What must be the same for learned costs to hold, as plain numbers and strings."""
     shapes = [(tuple(p.shape), str(p.dtype)) for p in model.parameters()]
     kinds = [type(module).__name__ for module in model.modules()]
     return {

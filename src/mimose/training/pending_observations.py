@@ -2,7 +2,7 @@
 
 A device tells how long something took only once it has got there, and nobody waits for it. So a
 step is learned from with bytes in the place of times, and its times are taken in later: into the
-knowledge that it went to, whatever regime training is in by then.
+cost model that it went to, whatever regime training is in by then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PendingObservation:
         return self.step.collector.observation(self.step.size)
 
     def replaces(self, older: PendingObservation) -> bool:
-        """Whether what an older lesson has taught has made way for this one."""
+        """Whether what was learned from an older observation was discarded for this one."""
         same = older.cost_model is self.cost_model and older.step.size == self.step.size
         return same and older.step.collector.pattern == self.step.collector.pattern
 
@@ -47,7 +47,7 @@ class PendingObservations:
         self._open.append(PendingObservation(step))
 
     def new(self) -> Iterator[PendingObservation]:
-        """Those to learn from; whoever does says into which knowledge it went."""
+        """Those to learn from; the caller notes the cost model that each one went into."""
         for pending in [one for one in self._open if one.cost_model is None]:
             self._open.remove(pending)
             timed = pending.step.collector.timed

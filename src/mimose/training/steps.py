@@ -160,7 +160,7 @@ class _Sentinel:
 
 
 class ObservedStep(Step):
-    """Blocks are recomputed, and the collector rides along."""
+    """Blocks are recomputed, and the collector observes them."""
 
     def __init__(
         self,
