@@ -49,7 +49,7 @@ def test_who_recomputes_how_much() -> None:
 
 def test_mimose_observes_first_and_then_plans_as_the_oracle_does() -> None:
     mimose, oracle = trained("mimose"), trained("oracle")
-    observed = mimose.training.steps.observed
+    observed = mimose.steps.observed
     assert observed[0]
     assert not all(observed)
     assert mimose.spent["observed_steps"] == sum(observed)

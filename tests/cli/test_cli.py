@@ -171,7 +171,7 @@ def test_without_typer_what_needs_none_works_and_the_rest_says_what_to_install()
         "real = importlib.util.find_spec\n"
         "gone = lambda name, *a: None if name in ('typer', 'rich') else real(name, *a)\n"
         "importlib.util.find_spec = gone\n"
-        "from mimose.cli import main\n"
+        "from mimose.cli.main import main\n"
         "for words in (['report', 'x'], ['--version'], ['--help'], [], ['doctor', '--help']):\n"
         "    try:\n"
         "        print(words, main(words))\n"

@@ -36,7 +36,7 @@ class Observing:
     def __init__(self, record: Path | None = None) -> None:
         self.model = models.Encoder()
         self.handle = mimose.auto_checkpoint(self.model, "1GiB", record=record)
-        vars(self.handle)["_planned"] = lambda *_: None
+        vars(self.handle._engine)["_planned"] = lambda *_: None
         train(self.model, texts([30]))
         assert self.handle._engine.setting is not None
         self.clock = self.handle._engine.setting.clock = LateClock()

@@ -147,7 +147,7 @@ def survey(arena: Arena) -> Survey:
 def _observed(arena: Arena, trainee: Trainee) -> tuple[list[StepObservation], int, int]:
     """Observations, bytes in use before a forward, and the measured peak of the largest size."""
     handle = mimose.auto_checkpoint(trainee.model, "100%", planner="recompute_all")
-    vars(handle)["_planned"] = lambda *_: None  # observe, never plan
+    vars(handle._engine)["_planned"] = lambda *_: None  # observe, never plan
     seen, base, needed = [], 0, 0
     meter = trainee.meter
     # The first step makes the optimizer's state and tries out every block: it is not counted.

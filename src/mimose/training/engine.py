@@ -53,6 +53,9 @@ from mimose.units import Budget, text_of
 
 log = logging.getLogger("mimose")
 
+_FEW_BYTES = 1 << 10
+"""A loss that the loop still holds takes no more: not a cache."""
+
 
 @dataclass(slots=True)
 class Progress:
@@ -430,13 +433,18 @@ class Engine:
             sample,
         )
         collector.known_unused = self.scheduler.cost_model.unused
-        # The caches that only the first forward fills die with its output, in the second step.
-        second = self._progress.steps == 1
-        caches_die = second and self._attachment is not None and self._attachment.caches.in_use
-        if self._after_broken_step or caches_die:  # something of the last one dies in this one
+        if self._after_broken_step or self._caches_die:  # something of the last dies in this one
             collector.spoil()
             self._after_broken_step = False
         return ObservedStep(size, whole, collector, self._observed_step_over)
+
+    @property
+    def _caches_die(self) -> bool:
+        """Whether this is the second step, and the caches that only the first forward fills live
+        on in its output: they are gone in this step's backward."""
+        if self._progress.steps != 1 or self._attachment is None:
+            return False
+        return self._attachment.caches.in_use and self._previous_outputs.expected() > _FEW_BYTES
 
     def _observed_step_over(self, step: ObservedStep) -> None:
         self._progress.observed_steps += 1
