@@ -56,7 +56,7 @@ def test_mimose_observes_first_and_then_plans_as_the_oracle_does() -> None:
     assert mimose.spent["plans"] >= 1
     assert not any(oracle.steps.observed)
     # The last batch is half full, which mimose has not seen before: it plans as if it were full.
-    rows = zip(observed, mimose.training.steps.recomputed, oracle.steps.recomputed, strict=True)
+    rows = zip(observed, mimose.steps.recomputed, oracle.steps.recomputed, strict=True)
     differences = [abs(ours - best) for seen, ours, best in list(rows)[:-1] if not seen]
     assert max(differences) <= 1
 
