@@ -17,8 +17,8 @@ from torch import nn
 import mimose
 import models
 from compare import Storages, assert_same_gradients, live_tensors, no_hooks
-from mimose.memory import CpuMeter
 from loops import Batch, task, texts, train
+from mimose.memory import CpuMeter
 
 
 def loader(batches: list[Batch]) -> Any:

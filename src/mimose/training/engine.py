@@ -371,7 +371,8 @@ class Engine:
         """The step under the plan for this size, if enough is known of it."""
         last = self._last_step
         broken = last if last is not None and not last.over else None
-        beside, stale = self._overlap.beside_bytes(around, reading.in_use), self._previous_outputs.expected()
+        beside = self._overlap.beside_bytes(around, reading.in_use)
+        stale = self._previous_outputs.expected()
         decision = self.scheduler.decide(setting, size, reading, stale, broken, beside)
         if decision is not None and not all(map(predicts, around)):
             decision = decision.keeping_nothing()  # what is around it is being looked at
@@ -422,7 +423,9 @@ class Engine:
         sample = None
         alone = not (self._agreement.needed or around or self._overlap.interrupts)
         if self._collector.samples and alone:
-            sample = self.scheduler.sample(setting, whole, reading, self._previous_outputs.expected())
+            sample = self.scheduler.sample(
+                setting, whole, reading, self._previous_outputs.expected()
+            )
         setting.meter.reset_peak()
         collector = self._collector(
             setting.meter,
