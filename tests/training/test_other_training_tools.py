@@ -18,7 +18,7 @@ import mimose
 import models
 from compare import Storages, assert_same_gradients, live_tensors, no_hooks
 from loops import Batch, task, texts, train
-from mimose.memory import CpuMeter
+from mimose.memory.meters import CpuMeter
 
 
 def loader(batches: list[Batch]) -> Any:
