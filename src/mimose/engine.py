@@ -326,7 +326,8 @@ class Engine:
         if decision is None:
             return None
         self._decision, cached = decision, decision.cached
-        if decision.new and len(size.passes) == 1 and not beside:  # else more is only expected
+        bounded = bool(beside) or self._scheduler.knowledge.any_order
+        if decision.new and len(size.passes) == 1 and not bounded:  # else more is only expected
             self._tell_if_too_little(setting, size, cached, reading.in_use)
         if isinstance(self._last_step, ObservedStep):
             self._stop_listening()
@@ -342,8 +343,10 @@ class Engine:
             planned: PlannedStep = WatchedStep(*step, watch=watch)
         else:
             planned = PlannedStep(*step)
-        planned.exact, planned.doubtful = cached.exact and not beside, cached.doubtful
         knowledge = self._scheduler.knowledge
+        planned.exact, planned.doubtful = cached.exact and not bounded, cached.doubtful
+        if not (knowledge.any_order or self._agreement.needed):
+            planned.follow_order(skips=bool(knowledge.skips))
         planned.later_bytes = knowledge.later_bytes if knowledge.retained else None
         planned.after_broken, self._after_broken_step = self._after_broken_step, False
         return planned
@@ -444,6 +447,7 @@ class Engine:
         for lesson in self._lessons.new():
             observation = lesson.observation()
             knowledge = self._scheduler.knowledge.of(born=lesson.step.ride.gradients_born)
+            knowledge.note_order(lesson.step.size.layout, lesson.step.ride.pattern)
             if lesson.step.ride.given_up:
                 knowledge.note_given_up(lesson.step.ride.given_up)
             if lesson.step.ride.unlike:

@@ -13,7 +13,7 @@ from mimose.group import Group
 from mimose.habit import Habit
 from mimose.inputs import InputSize, Layout
 from mimose.kin import Kin
-from mimose.observations import Pattern, Run, StepObservation
+from mimose.observations import Pattern, Run, StepObservation, in_one_order
 from mimose.timeline import InStep, Profile
 
 _ENOUGH = 12
@@ -62,6 +62,10 @@ class Knowledge:
         """Runs that a loss did not use: plans do not know them."""
         self.retained: Habit = other.retained if other else Habit()
         """Whether graphs outlive their backwards."""
+        self.skips: Habit = other.skips if other else Habit()
+        """Whether steps leave some of their runs out."""
+        self.any_order: bool = other.any_order if other else False
+        """Whether blocks have run in more than one order: each may come at any time then."""
         self._later: list[int] = other._later if other else [0]
         self._given_up: Counter[frozenset[Run]] = Counter()
         self._kin: dict[Layout, Kin] = {}
@@ -130,6 +134,9 @@ class Knowledge:
             observation = replace(observation, prelude_bytes=known.prelude if known else 0)
         if observation.retained:
             self.retained.note(True)
+        self.note_order(observation.size.layout, observation.pattern)
+        if self.any_order:
+            observation = observation.in_any_order()
         self.doubts_beyond = False
         self._note_group(observation.size)
         largest = self._largest.get(observation.size.layout, observation.size)
@@ -155,6 +162,32 @@ class Knowledge:
             self._is_new()
         return void
 
+    def note_order(self, layout: Layout, pattern: Pattern) -> None:
+        """A step ran these blocks, in this order."""
+        known = [
+            estimator.pattern for (of, _), estimator in self._estimators.items() if of == layout
+        ]
+        if any(len(one) != len(pattern) for one in known):
+            self.skips.note(True)
+        if layout in self._kin:
+            known.append(self._kin[layout].seen.pattern)
+        if not all(in_one_order(one, pattern) for one in known):
+            self.orders_vary()
+
+    def orders_vary(self) -> None:
+        """Blocks ran in another order than before: from now on plans are for any."""
+        if self.any_order:
+            return
+        self.any_order = self.other.any_order = True
+        for kind in (self, self.other):
+            seen = [
+                one for estimator in kind._estimators.values() for one in estimator.observations
+            ]
+            kind._estimators, kind._preferred, kind._kin, kind._born = {}, {}, {}, {}
+            for observation in seen:
+                kind.learn(observation)
+        self._is_new()
+
     def _note_group(self, size: InputSize) -> None:
         first, *others = size.passes
         if not others:
@@ -175,6 +208,8 @@ class Knowledge:
 
         No more is: it does not count as another one.
         """
+        if self.any_order:
+            observation = observation.in_any_order()
         estimator = self._estimators.get((observation.size.layout, observation.pattern))
         if estimator is not None and estimator.take_times(observation):
             self._is_new()
@@ -184,8 +219,12 @@ class Knowledge:
     ) -> None:
         """Gradients came into being in this order: exact, whatever else the step was like.
 
-        Where some existed already there were fewer, so the most that was seen counts.
+        Where some existed already there were fewer, so the most that was seen counts. Of blocks in
+        any order, which of them come first is not told.
         """
+        if self.any_order:
+            pattern = tuple(sorted(pattern))
+            born_bytes = (max((all_born_bytes or 0, *born_bytes)),) * len(pattern)
         now = (*born_bytes, _ALL if all_born_bytes is None else all_born_bytes)
         known = self._born.get(pattern)
         self._born[pattern] = tuple(map(max, known, now)) if known else now
@@ -210,7 +249,7 @@ class Knowledge:
     def kin_for(self, size: InputSize) -> Kin | None:
         """The runs that tell of each other in a step of this size, if any are known to."""
         kin, estimator = self._kin.get(size.layout), self._preferred.get(size.layout)
-        if kin is None or self._strangers >= _MOST_STRANGERS:
+        if kin is None or self.any_order or self._strangers >= _MOST_STRANGERS:
             return None
         if estimator is not None and (estimator.noisy or estimator.pattern != kin.seen.pattern):
             return None
@@ -352,7 +391,9 @@ class Knowledge:
     ) -> InStep:
         """What happens in a step besides its size, if so much is missing and so much is stale."""
         born, all_born = self.born_bytes(pattern, missing_bytes)
-        return born, stale_bytes, all_born + self.later_bytes, bool(self.retained), beside_bytes
+        # In any order a run may come when all that others keep is there, as in a retained graph.
+        stays = bool(self.retained) or self.any_order
+        return born, stale_bytes, all_born + self.later_bytes, stays, beside_bytes
 
     def peaked(self, size: InputSize, predicted_rise: int, real_rise: int | None) -> None:
         """A step rose so far above its start; None if nobody could see.
@@ -375,12 +416,14 @@ class Knowledge:
             "born": self.of(born=True)._births(),
             "born_beside": self.of(born=False)._births(),
             "unused": sorted(map(list, self.unused)),
+            "any_order": self.any_order,
         }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], blocks: int | None = None) -> Knowledge:
         """What `to_plain` gave, of a model of so many blocks, learned again."""
         knowledge = cls()
+        knowledge.any_order = knowledge.other.any_order = bool(plain.get("any_order", False))
         for observation in plain["observations"]:
             step = StepObservation.from_plain(observation, blocks)
             knowledge.of(born=step.gradients_born).learn(step)

@@ -323,6 +323,8 @@ class Scheduler:
         self, setting: Setting, cached: CachedPlan, size: InputSize, available: int
     ) -> range:
         """The runs at which memory is looked at: all in doubt, the last one now and then."""
+        if self.knowledge.any_order:  # no timeline tells what is in use when a run comes
+            return _NOWHERE
         if not cached.doubtful:
             self._unwatched += 1
             if self._unwatched < _PROBE_EVERY:
@@ -345,6 +347,9 @@ class Scheduler:
         knowledge = self.knowledge
         if not step.plan.recompute:  # it had to run without a prediction
             return
+        knowledge.skips.note(step.skipped)
+        if step.out_of_order:
+            knowledge.orders_vary()
         if not step.corrected and not step.rehearsed:
             predicted_rise = step.predicted_peak - step.start.in_use
             above = real_rise is not None and real_rise > predicted_rise

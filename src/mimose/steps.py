@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -258,6 +258,11 @@ class PlannedStep(Step):
         self._counts: dict[int, int] = {}
         self._beside = 0
         """Runs that the plan does not know because no loss uses them."""
+        self._coming: Iterator[Run] | None = None
+        """The runs that its plan expects, if they are to come in its order."""
+        self._may_skip = self._strict = False
+        self.skipped = self.out_of_order = False
+        """Whether runs of the plan were left out, or came later."""
         self._others_peak = 0
         self.told_of_others = True
         """Whether the steps of other handles that it lies inside of have predictions, too."""
@@ -272,8 +277,12 @@ class PlannedStep(Step):
             seat.after = self.watch
         index = seat.index
         nth = self._counts.get(index, 0)
-        self._counts[index] = nth + 1
         again = self._again.get((index, nth))
+        if again is not None and self._coming is not None:
+            run = index, nth
+            if next(self._coming, None) != run and not self._may_follow(run, self._coming):
+                again = True
+        self._counts[index] = nth + 1
         if self._trials is None:
             self._trials = Trials(seat.tried)
         if again is None:
@@ -287,6 +296,29 @@ class PlannedStep(Step):
         if self._last_run == (index, nth) and self._when_last is not None:
             seat.after = _both(seat.after, self._when_last)
         return again
+
+    def follow_order(self, *, skips: bool) -> None:
+        """Its plan holds for runs in this order alone; steps may be known to skip some of them."""
+        self._coming, self._may_skip = iter(tuple(self._again)), skips
+
+    def _may_follow(self, run: Run, coming: Iterator[Run]) -> bool:
+        """Another run was expected: whether the plan holds all the same.
+
+        It does where steps are known to skip runs, and this is no more than that. Else this run and
+        whatever comes is recomputed: what is kept by then is what the plan had kept by then.
+        """
+        self.skipped = run in coming  # which takes out of it all that come before
+        if self.skipped and self._may_skip:
+            return True
+        if not self.skipped:
+            self.out_of_order, self._coming = True, None
+        self.corrected = self._strict = True
+        self._again = {
+            one: again or self._counts.get(one[0], 0) <= one[1]
+            for one, again in self._again.items()
+        }
+        self.plan = replace(self.plan, recompute=tuple(self._again.values()))
+        return False
 
     @property
     def rehearsed(self) -> bool:
@@ -339,6 +371,9 @@ class PlannedStep(Step):
         """The next pass has shown how large the step is: runs still to come have another plan."""
         self.size, self.plan = size, cached.plan
         self._again, self._guarded = cached.again, cached.guarded
+        if self._coming is not None:
+            done = [run for run in self._again if self._counts.get(run[0], 0) > run[1]]
+            self._coming = iter(tuple(self._again)[len(done) :])
         self.exact, self.doubtful = cached.exact, self.doubtful or cached.doubtful
 
     @property
@@ -433,7 +468,7 @@ class WatchedStep(PlannedStep):
 
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
         position = self._positions.get((seat.index, self._counts.get(seat.index, 0)))
-        if position is not None and self._again:
+        if position is not None and self._again and not self._strict:
             choices = self._timeline.before_run(position, args, kwargs)
             if choices is not None:
                 self._again = dict(zip(self._pattern, choices, strict=True))
