@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module
 
 import mimose
 import models
@@ -916,3 +917,53 @@ def test_skipped_blocks_are_taken_for_another_order_only_once() -> None:
     handle.detach()
     assert stats.corrections == 1
     assert stats.runs_recomputed == 4  # what came after the first one that was skipped
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 220), nn.GELU(), nn.Linear(220, 32))
+
+
+def other_parts(model: Shuffled) -> None:
+    for at, part in ((0, nn.Linear(32, 220)), (2, nn.Linear(220, 32))):
+        model.layers[4][at] = part
+
+
+def other_block(model: Shuffled) -> None:
+    model.layers[4] = wide()
+
+
+def other_blocks(model: Shuffled) -> None:
+    for at in range(6):
+        model.layers[at] = wide()
+
+
+def behind_its_back(model: Shuffled) -> None:
+    model.layers._modules["4"] = wide()
+    nn.Sequential(nn.Identity())  # whatever is built elsewhere makes it look
+
+
+@pytest.mark.parametrize("rebuild", [other_parts, other_block, other_blocks, behind_its_back])
+def test_blocks_that_are_rebuilt_in_mid_run_keep_the_budget(
+    rebuild: Callable[[Shuffled], None],
+) -> None:
+    torch.manual_seed(0)
+    model, draw, meter, peaks = Shuffled(), random.Random(0), CpuMeter(), []
+    hooks = len(module._global_module_registration_hooks)
+    budget = meter.read().in_use + 2_700_000
+    handle = mimose.auto_checkpoint(model, budget, blocks="layers.*")
+    for step in range(30):
+        if step == 12:
+            rebuild(model)
+        meter.reset_peak()
+        model(torch.randn(draw.randrange(300, 600), 32)).sum().backward()
+        peaks.append(meter.read().peak)
+        model.zero_grad()
+    meter.close()
+    stats = handle.stats()
+    handle.detach()
+    assert max(peaks) <= budget
+    assert stats.worst_shortfall <= 0.003
+    assert stats.planned_steps >= 15
+    assert stats.steps == 30
+    assert not any("_compiled_call_impl" in vars(layer) for layer in model.layers)
+    assert len(module._global_module_registration_hooks) == hooks

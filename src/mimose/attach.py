@@ -156,7 +156,8 @@ class Attachment:
         self._looks += 1
         if self._looks % 16 < 2 or not self.seats[0].taken:
             for seat in self.seats:
-                seat.take()
+                if seat.module_if_alive is not None:  # else it was taken out of the model
+                    seat.take()
 
     def detach(self) -> None:
         """The blocks are as before."""

@@ -18,6 +18,7 @@ from torch import nn
 
 from mimose.allocator import AllocatorLease
 from mimose.attach import Attachment, BlockSeat
+from mimose.block_names import pattern_of
 from mimose.blocks import Block
 from mimose.budget import Budget, text_of
 from mimose.bypass import Tripwire
@@ -42,6 +43,7 @@ from mimose.observations import StepObservation
 from mimose.overlap import Overlap, predicts
 from mimose.plan_cache import CachedPlan
 from mimose.ranks import Agreement
+from mimose.rebuilt import Rebuilt
 from mimose.recording import Header
 from mimose.regime import Regime
 from mimose.report import Stats
@@ -99,6 +101,8 @@ class Engine:
         self._in_use_before: int | None = None
         self._setting: Setting | None = None
         self._attachment: Attachment | None = None
+        self._rebuilt: Rebuilt | None = None
+        self._learns_anew = False
         self._agreement = Agreement([])
         self._several = False
         self._tripwire = Tripwire(model, [])
@@ -116,7 +120,7 @@ class Engine:
             return
         self._verdicts = self._block_verdicts()
         self._attachment.detach()
-        self._attachment = None
+        self._attachment = self._rebuilt = None
         self._agreement = Agreement([])
         self._tripwire.close()
         self._root.leave()
@@ -158,6 +162,8 @@ class Engine:
         self._forward_failed = False
         assert self._attachment is not None
         self._attachment.take_seats()
+        if self._step is None or self._step.over or self._step.abandoned:
+            self._look_for_rebuilt()
         self._attachment.caches.forward_begins(args, kwargs)
         if self._setting is None or self._attachment.takeover.due:
             self._take_over()
@@ -178,6 +184,17 @@ class Engine:
         knowledge = self._scheduler.knowledge
         if self._setting is not None and not knowledge.reaches(knowledge.whole(size)):
             self._in_use_before = self._setting.meter.read().in_use  # it will be observed
+
+    def _look_for_rebuilt(self) -> None:
+        """Observe anew what blocks cost that are no longer what they were."""
+        model = self._root.module
+        names = [] if self._rebuilt is None else self._rebuilt.since_last(model)
+        if names and self._setting is not None:
+            self._setting.look_for_replaced(model, certain=True)
+            self._read_observations()
+            self._scheduler.forget()
+            self._learns_anew = True
+            self._herald.changed(f"other modules were put into {pattern_of(names)}")
 
     def _another_pass(self, step: Step, size: InputSize) -> None:
         """One more forward begins before the backward: is it what was expected?"""
@@ -246,6 +263,8 @@ class Engine:
         if self._stats.steps % 16 == 0:  # asking takes as long as a plan from the cache
             self._several = several()
         by_itself = self._announced_size is None  # the model's own forward was not called
+        if by_itself:
+            self._look_for_rebuilt()
         size = self._latest_size = self._announced_size or self._size_of(args, kwargs)
         self._announced_size = None
         self._stale.step_starts(self._setting.device)
@@ -474,7 +493,8 @@ class Engine:
         was_ready = self._scheduler.knowledge.ready
         void = self._scheduler.learn(observation, timed=timed)
         if self._herald.recorder is not None:
-            self._herald.recorder.learned(observation, anew=void)
+            self._herald.recorder.learned(observation, anew=void or self._learns_anew)
+        self._learns_anew = False
         if void:
             self._herald.changed(f"input {observation.size} takes more or less than it did")
         elif self._scheduler.knowledge.ready and not was_ready:

@@ -69,6 +69,12 @@ class Scheduler:
         self.knowledge, change = self._chapters.enter(regime)
         return change
 
+    def forget(self) -> None:
+        """Nothing that is known holds any longer."""
+        self.knowledge = self._planned_from = Knowledge()
+        self._chapters, self._surprises = Chapters(), 0
+        self.cache.clear()
+
     @property
     def regime(self) -> Regime | None:
         """The present one; None before the first step."""

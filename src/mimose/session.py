@@ -45,6 +45,7 @@ from mimose.inputs import (
 from mimose.notebook import handle_html
 from mimose.planners import Guarded, Planner, planner_named
 from mimose.ranks import Agreement
+from mimose.rebuilt import Rebuilt
 from mimose.recording import Recorder, refuse_unwritable
 from mimose.recovery import recover
 from mimose.report import Explanation, Floor, Stats, explain_plan
@@ -180,6 +181,7 @@ class Mimose(Engine):
             self._herald.recorder = Recorder(record)  # only now: it may be the former's file
         self._attachment = Attachment(model, found, self)
         self._agreement = Agreement(self._attachment.seats)
+        self._rebuilt = Rebuilt(self._attachment.seats)
         self._tripwire = Tripwire(model, found)
         self._root.take()
         _attached.add(self)
