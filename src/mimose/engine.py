@@ -338,7 +338,7 @@ class Engine:
         broken = last if last is not None and not last.over else None
         beside, stale = self._overlap.beside_bytes(around, reading.in_use), self._stale.expected()
         decision = self._scheduler.decide(setting, size, reading, stale, broken, beside)
-        if decision is not None and not all(map(predicts, around)):
+        if around and decision is not None and not all(map(predicts, around)):
             decision = decision.keeping_nothing()  # what is around it is being looked at
         if self._several:
             decision = self._agreed(decision)
@@ -364,7 +364,7 @@ class Engine:
             planned = PlannedStep(*step)
         knowledge = self._scheduler.knowledge
         planned.exact, planned.doubtful = cached.exact and not bounded, cached.doubtful
-        if not (knowledge.any_order or self._agreement.needed):
+        if not (knowledge.any_order or (self._several and self._agreement.needed)):
             planned.follow_order(skips=bool(knowledge.skips))
         planned.later_bytes = knowledge.later_bytes if knowledge.retained else None
         planned.after_broken, self._after_broken_step = self._after_broken_step, False

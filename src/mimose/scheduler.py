@@ -112,7 +112,7 @@ class Scheduler:
         available, least = self._available(setting, reading, stale_bytes)
         stale = least + setting.gradients.leaving_bytes(missing)
         habits = knowledge.born, bool(knowledge.retained), knowledge.later_bytes
-        beside = setting.bracket(beside_bytes)[1]
+        beside = setting.bracket(beside_bytes)[1] if beside_bytes else 0
         kind = Kind(missing, stale, habits, knowledge.mark, self.strictness, (), beside)
         overdue = self._unwatched >= _OVERDUE and not setting.meter.private
         cached, new = None if overdue else self.cache.get((shared, available, kind)), False

@@ -30,6 +30,15 @@ from mimose.trial import Trials
 class Step(ABC):
     """What both kinds have in common: how a step begins, is left behind, and ends."""
 
+    alone = True
+    """Whether no other handle is attached."""
+    interrupted = False
+    """Whether the step of another handle, around this one, went on before it was through."""
+    interrupts = False
+    """Whether it went on itself before one inside of it was."""
+    inside: tuple[weakref.ref[Step], ...] = ()
+    """Those of other handles that began since it last ran."""
+
     def __init__(self, size: InputSize, when_over: Callable[[Any], None]) -> None:
         self.size = size
         self.passes = 1
@@ -45,14 +54,6 @@ class Step(ABC):
         self.when_later: Callable[[Any], None] | None = None
         """Called after each further backward through its graph."""
         self._in_later = False
-        self.alone = True
-        """Whether no other handle is attached."""
-        self.interrupted = False
-        """Whether the step of another handle, around this one, went on before it was through."""
-        self.interrupts = False
-        """Whether it went on itself before one inside of it was."""
-        self.inside: list[weakref.ref[Step]] = []
-        """Those of other handles that began since it last ran."""
 
     @abstractmethod
     def recompute(self, seat: BlockSeat, args: Any, kwargs: Any) -> bool:
@@ -73,11 +74,11 @@ class Step(ABC):
 
     def contains(self, step: Step) -> None:
         """The step of another handle begins while this one waits for its backward."""
-        self.inside.append(weakref.ref(step))
+        self.inside = (*self.inside, weakref.ref(step))
 
     def goes_on(self, *_: Any) -> None:
         """This step runs on: another block, or its backward."""
-        inside, self.inside = self.inside, []
+        inside, self.inside = self.inside, ()
         for ref in inside:
             step = ref()
             if step is not None and not step.over:
@@ -219,6 +220,17 @@ class ObservedStep(Step):
 class PlannedStep(Step):
     """Each block does as the plan says; a run that the plan does not know is recomputed."""
 
+    skipped = False
+    """Whether runs of the plan were left out."""
+    out_of_order = False
+    """Whether one came after others that the plan has later."""
+    told_of_others = True
+    """Whether the steps of other handles that it lies inside of have predictions, too."""
+    _coming: Iterator[Run] | None = None
+    """The runs that its plan expects, if they are to come in its order."""
+    _may_skip = _strict = False
+    _others_peak = 0
+
     def __init__(
         self,
         size: InputSize,
@@ -258,14 +270,6 @@ class PlannedStep(Step):
         self._counts: dict[int, int] = {}
         self._beside = 0
         """Runs that the plan does not know because no loss uses them."""
-        self._coming: Iterator[Run] | None = None
-        """The runs that its plan expects, if they are to come in its order."""
-        self._may_skip = self._strict = False
-        self.skipped = self.out_of_order = False
-        """Whether runs of the plan were left out, or came later."""
-        self._others_peak = 0
-        self.told_of_others = True
-        """Whether the steps of other handles that it lies inside of have predictions, too."""
 
     @property
     def difference(self) -> float:
@@ -299,7 +303,7 @@ class PlannedStep(Step):
 
     def follow_order(self, *, skips: bool) -> None:
         """Its plan holds for runs in this order alone; steps may be known to skip some of them."""
-        self._coming, self._may_skip = iter(tuple(self._again)), skips
+        self._coming, self._may_skip = iter(self._again), skips
 
     def _may_follow(self, run: Run, coming: Iterator[Run]) -> bool:
         """Another run was expected: whether the plan holds all the same.
