@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module
 
 import mimose
 import models
@@ -28,6 +30,7 @@ from loops import (
     train,
 )
 from mimose.estimation.cost_model import CostModel
+from mimose.memory.meters import CpuMeter
 from mimose.memory.reserve import PageReserve
 from mimose.training.steps import ObservedStep
 from parts import Counted
@@ -862,3 +865,107 @@ def test_what_forwards_lose_is_looked_at_after_the_last_of_several() -> None:
             model.zero_grad()
     assert len(looked) >= 6
     assert set(looked) == {1}
+
+
+class Shuffled(nn.Module):
+    """Runs layers of varying width in the order that it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, width), nn.GELU(), nn.Linear(width, 32))
+            for width in (16, 200, 32, 160, 48, 128)
+        )
+        self.order = list(range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.order:
+            x = x + self.layers[layer](x)
+        return x
+
+
+@pytest.mark.parametrize("since", [0, 12])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_blocks_that_run_in_another_order_keep_the_budget(since: int, reverse: bool) -> None:
+    torch.manual_seed(0)
+    model, draw, meter, peaks = Shuffled(), random.Random(0), CpuMeter(), []
+    budget = meter.read().in_use + 2_600_000
+    handle = mimose.auto_checkpoint(model, budget, blocks="layers.*")
+    for step in range(30):
+        if step >= since:
+            model.order.reverse() if reverse else draw.shuffle(model.order)
+        meter.reset_peak()
+        model(torch.randn(draw.randrange(100, 600), 32)).sum().backward()
+        peaks.append(meter.read().peak)
+        model.zero_grad()
+    meter.close()
+    stats = handle.stats()
+    handle.detach()
+    assert max(peaks) <= budget
+    assert stats.worst_shortfall <= 0.003
+    assert stats.planned_steps >= 20  # rather than one observed step for each order
+    assert stats.runs_kept > 0
+
+
+def test_skipped_blocks_are_taken_for_another_order_only_once() -> None:
+    torch.manual_seed(0)
+    model = Shuffled()
+    handle = mimose.auto_checkpoint(model, "1GiB", blocks="layers.*")
+    for step in range(16):
+        model.order = [0, 1, 3, 4, 5] if step % 3 == 2 and step > 6 else list(range(6))
+        model(torch.randn(64, 32)).sum().backward()
+        model.zero_grad()
+    stats = handle.stats()
+    handle.detach()
+    assert stats.corrections == 1
+    assert stats.runs_recomputed == 4  # what came after the first one that was skipped
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 220), nn.GELU(), nn.Linear(220, 32))
+
+
+def other_parts(model: Shuffled) -> None:
+    for at, part in ((0, nn.Linear(32, 220)), (2, nn.Linear(220, 32))):
+        model.layers[4][at] = part
+
+
+def other_block(model: Shuffled) -> None:
+    model.layers[4] = wide()
+
+
+def other_blocks(model: Shuffled) -> None:
+    for at in range(6):
+        model.layers[at] = wide()
+
+
+def behind_its_back(model: Shuffled) -> None:
+    model.layers._modules["4"] = wide()
+    nn.Sequential(nn.Identity())  # whatever is built elsewhere makes it look
+
+
+@pytest.mark.parametrize("rebuild", [other_parts, other_block, other_blocks, behind_its_back])
+def test_blocks_that_are_rebuilt_in_mid_run_keep_the_budget(
+    rebuild: Callable[[Shuffled], None],
+) -> None:
+    torch.manual_seed(0)
+    model, draw, meter, peaks = Shuffled(), random.Random(0), CpuMeter(), []
+    hooks = len(module._global_module_registration_hooks)
+    budget = meter.read().in_use + 2_700_000
+    handle = mimose.auto_checkpoint(model, budget, blocks="layers.*")
+    for step in range(30):
+        if step == 12:
+            rebuild(model)
+        meter.reset_peak()
+        model(torch.randn(draw.randrange(300, 600), 32)).sum().backward()
+        peaks.append(meter.read().peak)
+        model.zero_grad()
+    meter.close()
+    stats = handle.stats()
+    handle.detach()
+    assert max(peaks) <= budget
+    assert stats.worst_shortfall <= 0.003
+    assert stats.planned_steps >= 15
+    assert stats.steps == 30
+    assert not any("_compiled_call_impl" in vars(layer) for layer in model.layers)
+    assert len(module._global_module_registration_hooks) == hooks

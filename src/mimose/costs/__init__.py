@@ -5,7 +5,7 @@ peak of them, and what was observed of a step. Knows neither torch nor a device.
 """
 
 from mimose.costs.input_size import FINEST, MOST_PASSES, InputSize, Layout, arguments_in_words
-from mimose.costs.observations import Observation, Pattern, Run, StepObservation
+from mimose.costs.observations import Observation, Pattern, Run, StepObservation, in_one_order
 from mimose.costs.pace import Pace
 from mimose.costs.regime import Regime
 from mimose.costs.timeline import (
@@ -34,6 +34,7 @@ __all__ = [
     "RunCost",
     "StepObservation",
     "arguments_in_words",
+    "in_one_order",
     "levels",
     "peak",
     "recompute_nanoseconds",

@@ -16,6 +16,9 @@ Pattern = tuple[Run, ...]
 """The runs of a step, in the order of their forwards."""
 
 
+_LEAST = tuple(f"{name}_bytes" for name in TAKEN_OFF)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """One run's costs, seen once, at one input size. The words are those of `RunCost`."""
@@ -95,6 +98,35 @@ class StepObservation:
             tail_bytes=max(self.tail_bytes, other.tail_bytes),
         )
 
+    def in_any_order(self) -> StepObservation:
+        """What the same step takes at most if its blocks run in another order.
+
+        Levels are the highest of all runs, what is taken off is the least. That everything that is
+        kept may be there when a run comes is for `Profile.in_step` to say.
+        """
+        runs = sorted(zip(self.pattern, self.runs, strict=True), key=lambda pair: pair[0])
+        start = max(run.start_bytes for run in self.runs)
+        entry = max(start, *(run.entry_bytes for run in self.runs))
+        born = max(self.all_born_bytes or 0, *self.born_bytes)
+        least = {name: min(getattr(run, name) for run in self.runs) for name in _LEAST}
+        return replace(
+            self,
+            pattern=tuple(run for run, _ in runs),
+            runs=tuple(
+                replace(
+                    run,
+                    start_bytes=start,
+                    forward_bytes=run.forward_bytes - run.start_bytes + start,
+                    entry_bytes=entry,
+                    born_bytes=born,
+                    spike_bytes=max(run.spike_bytes, run.forward_bytes - run.start_bytes),
+                    gap_bytes=max(run.gap_bytes for run in self.runs),
+                    **least,
+                )
+                for _, run in runs
+            ),
+        )
+
     def timed_as(self, other: StepObservation) -> StepObservation:
         """This one with the times of another, of the same runs."""
         pairs = zip(self.runs, other.runs, strict=True)
@@ -147,9 +179,15 @@ class StepObservation:
         )
 
 
+def in_one_order(one: Pattern, other: Pattern) -> bool:
+    """Whether the runs that two steps have in common come in the same order in both."""
+    common = set(one) & set(other)
+    return [run for run in one if run in common] == [run for run in other if run in common]
+
+
 def _higher(a: Observation, b: Observation) -> Observation:
     numbers = zip(Observation.__slots__, astuple(a), astuple(b), strict=True)
-    safe = {f"{name}_bytes": min for name in TAKEN_OFF}
+    safe = dict.fromkeys(_LEAST, min)
     return Observation(**{name: safe.get(name, max)(pair) for name, *pair in numbers})
 
 

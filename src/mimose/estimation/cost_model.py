@@ -7,7 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mimose.costs import InputSize, InStep, Layout, Pattern, Profile, Run, StepObservation
+from mimose.costs import (
+    InputSize,
+    InStep,
+    Layout,
+    Pattern,
+    Profile,
+    Run,
+    StepObservation,
+    in_one_order,
+)
 from mimose.estimation.estimator import Estimator
 from mimose.estimation.habit import Habit
 from mimose.estimation.margin import PredictionMargin
@@ -60,6 +69,10 @@ class CostModel:
         """Runs that a loss did not use: plans do not know them."""
         self.retained: Habit = other.retained if other else Habit()
         """Whether graphs outlive their backwards."""
+        self.skips: Habit = other.skips if other else Habit()
+        """Whether steps leave some of their runs out."""
+        self.any_order: bool = other.any_order if other else False
+        """Whether blocks have run in more than one order: each may come at any time then."""
         self._later: list[int] = other._later if other else [0]
         self._given_up: Counter[frozenset[Run]] = Counter()
         self._similar: dict[Layout, SimilarBlocks] = {}
@@ -128,6 +141,9 @@ class CostModel:
             observation = replace(observation, prelude_bytes=known.prelude if known else 0)
         if observation.retained:
             self.retained.note(True)
+        self.note_order(observation.size.layout, observation.pattern)
+        if self.any_order:
+            observation = observation.in_any_order()
         self.doubts_beyond = False
         self._note_group(observation.size)
         largest = self._largest.get(observation.size.layout, observation.size)
@@ -153,6 +169,32 @@ class CostModel:
             self._is_new()
         return void
 
+    def note_order(self, layout: Layout, pattern: Pattern) -> None:
+        """A step ran these blocks, in this order."""
+        known = [
+            estimator.pattern for (of, _), estimator in self._estimators.items() if of == layout
+        ]
+        if any(len(one) != len(pattern) for one in known):
+            self.skips.note(True)
+        if layout in self._similar:
+            known.append(self._similar[layout].seen.pattern)
+        if not all(in_one_order(one, pattern) for one in known):
+            self.orders_vary()
+
+    def orders_vary(self) -> None:
+        """Blocks ran in another order than before: from now on plans are for any."""
+        if self.any_order:
+            return
+        self.any_order = self.other.any_order = True
+        for kind in (self, self.other):
+            seen = [
+                one for estimator in kind._estimators.values() for one in estimator.observations
+            ]
+            kind._estimators, kind._preferred, kind._similar, kind._born = {}, {}, {}, {}
+            for observation in seen:
+                kind.learn(observation)
+        self._is_new()
+
     def _note_group(self, size: InputSize) -> None:
         first, *others = size.passes
         if not others:
@@ -173,6 +215,8 @@ class CostModel:
 
         No more is: it does not count as another one.
         """
+        if self.any_order:
+            observation = observation.in_any_order()
         estimator = self._estimators.get((observation.size.layout, observation.pattern))
         if estimator is not None and estimator.take_times(observation):
             self._is_new()
@@ -182,8 +226,12 @@ class CostModel:
     ) -> None:
         """Gradients came into being in this order: exact, whatever else the step was like.
 
-        Where some existed already there were fewer, so the most that was seen counts.
+        Where some existed already there were fewer, so the most that was seen counts. Of blocks in
+        any order, which of them come first is not told.
         """
+        if self.any_order:
+            pattern = tuple(sorted(pattern))
+            born_bytes = (max((all_born_bytes or 0, *born_bytes)),) * len(pattern)
         now = (*born_bytes, _ALL if all_born_bytes is None else all_born_bytes)
         known = self._born.get(pattern)
         self._born[pattern] = tuple(map(max, known, now)) if known else now
@@ -208,7 +256,7 @@ class CostModel:
     def similar_for(self, size: InputSize) -> SimilarBlocks | None:
         """The runs that tell of each other in a step of this size, if any are known to."""
         similar, estimator = self._similar.get(size.layout), self._preferred.get(size.layout)
-        if similar is None or self._strangers >= _MOST_STRANGERS:
+        if similar is None or self.any_order or self._strangers >= _MOST_STRANGERS:
             return None
         if estimator is not None and (estimator.noisy or estimator.pattern != similar.seen.pattern):
             return None
@@ -350,7 +398,9 @@ class CostModel:
     ) -> InStep:
         """What happens in a step besides its size, if so much is missing and so much is stale."""
         born, all_born = self.born_bytes(pattern, missing_bytes)
-        return born, stale_bytes, all_born + self.later_bytes, bool(self.retained), beside_bytes
+        # In any order a run may come when all that others keep is there, as in a retained graph.
+        stays = bool(self.retained) or self.any_order
+        return born, stale_bytes, all_born + self.later_bytes, stays, beside_bytes
 
     def peaked(self, size: InputSize, predicted_rise: int, real_rise: int | None) -> None:
         """A step rose so far above its start; None if nobody could see.
@@ -373,12 +423,14 @@ class CostModel:
             "born": self.of(born=True)._births(),
             "born_beside": self.of(born=False)._births(),
             "unused": sorted(map(list, self.unused)),
+            "any_order": self.any_order,
         }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], blocks: int | None = None) -> CostModel:
         """What `to_plain` gave, of a model of so many blocks, learned again."""
         cost_model = cls()
+        cost_model.any_order = cost_model.other.any_order = bool(plain.get("any_order", False))
         for observation in plain["observations"]:
             step = StepObservation.from_plain(observation, blocks)
             cost_model.of(born=step.gradients_born).learn(step)

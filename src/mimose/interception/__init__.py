@@ -5,7 +5,7 @@ Knows neither memory nor plans.
 """
 
 from mimose.interception.attachment import RECOMPUTE_EVERYTHING, Attachment, BlockInterceptor
-from mimose.interception.block_names import described
+from mimose.interception.block_names import described, pattern_of
 from mimose.interception.blocks import Block, Selector, find_blocks
 from mimose.interception.compiled import Tripwire, refuse_compiled, refuse_lazy
 from mimose.interception.root import RootInterceptor
@@ -23,6 +23,7 @@ __all__ = [
     "Tripwire",
     "described",
     "find_blocks",
+    "pattern_of",
     "refuse_compiled",
     "refuse_foreign",
     "refuse_lazy",

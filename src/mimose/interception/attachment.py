@@ -157,7 +157,8 @@ class Attachment:
         self._looks += 1
         if self._looks % 16 < 2 or not self.interceptors[0].taken:
             for interceptor in self.interceptors:
-                interceptor.take()
+                if interceptor.module_if_alive is not None:  # else it was taken out of the model
+                    interceptor.take()
 
     def detach(self) -> None:
         """The blocks are as before."""

@@ -55,7 +55,8 @@ class Interceptor:
     @property
     def taken(self) -> bool:
         """Whether it sits where the module's call goes."""
-        return self.module.__dict__.get("_compiled_call_impl") is self
+        module = self._module()
+        return module is not None and module.__dict__.get("_compiled_call_impl") is self
 
     def leave(self) -> None:
         """The module is as before."""

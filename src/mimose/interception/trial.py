@@ -219,6 +219,16 @@ class TriedInterceptor(Interceptor):
         self.later = Later(self.module, self.side_effects.attributes, quiet)
         return self.later
 
+    def move_to(self, module: nn.Module) -> None:
+        """Another module has taken the block's place: nothing is known of it."""
+        self.leave()
+        self._module = weakref.ref(module)
+        self.trusted, self.attempts, self.early_stop = None, 0, True
+        self.changing, self.parameters, self.side_effects = [], [], SideEffects()
+        self.build = self.later = None
+        self.large = set()
+        self.take()
+
     def let_go(self) -> None:
         """Hold on to no module, no parameter and no step any more."""
         self.listener = None

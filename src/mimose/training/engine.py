@@ -27,6 +27,7 @@ from mimose.interception import (
     RootInterceptor,
     Tripwire,
     described,
+    pattern_of,
 )
 from mimose.memory import AllocatorLease, Reading
 from mimose.planning import CachedPlan, Decision
@@ -45,6 +46,7 @@ from mimose.training.notifications import Notifications
 from mimose.training.overlap import Overlap, predicts
 from mimose.training.pending_observations import PendingObservations
 from mimose.training.ranks import Agreement
+from mimose.training.rebuilt import Rebuilt
 from mimose.training.rewind import Rewind, RewindStore
 from mimose.training.scheduler import Scheduler
 from mimose.training.setting import Setting, device_of, first_device
@@ -121,6 +123,8 @@ class Engine:
         self._in_use_before: int | None = None
         self.setting: Setting | None = None
         self._attachment: Attachment | None = None
+        self._rebuilt: Rebuilt | None = None
+        self._learns_anew = False
         self._agreement = Agreement([])
         self._several = False
         self._tripwire = Tripwire(model, [])
@@ -160,6 +164,7 @@ class Engine:
         model, device = self.model, first_device(self.model)
         self._attachment = Attachment(model, blocks, self)
         self._agreement = Agreement(self._attachment.interceptors)
+        self._rebuilt = Rebuilt(self._attachment.interceptors)
         self._tripwire = Tripwire(model, blocks)
         self._root.take()
         self._notifications.attached(type(model).__name__, described(blocks), self.budget, device)
@@ -171,7 +176,7 @@ class Engine:
             return
         self._verdicts = self._block_verdicts()
         self._attachment.detach()
-        self._attachment = None
+        self._attachment = self._rebuilt = None
         self._agreement = Agreement([])
         self._tripwire.close()
         self._root.leave()
@@ -212,6 +217,8 @@ class Engine:
         self._forward_failed = False
         assert self._attachment is not None
         self._attachment.intercept_again()
+        if self._step is None or self._step.over or self._step.abandoned:
+            self._look_for_rebuilt()
         self._attachment.caches.forward_begins(args, kwargs)
         if self.setting is None or self._attachment.takeover.due:
             self._take_over()
@@ -232,6 +239,17 @@ class Engine:
         cost_model = self.scheduler.cost_model
         if self.setting is not None and not cost_model.reaches(cost_model.whole(size)):
             self._in_use_before = self.setting.meter.read().in_use  # it will be observed
+
+    def _look_for_rebuilt(self) -> None:
+        """Observe anew what blocks cost that are no longer what they were."""
+        model = self._root.module
+        names = [] if self._rebuilt is None else self._rebuilt.since_last(model)
+        if names and self.setting is not None:
+            self.setting.look_for_replaced(model, certain=True)
+            self.read_observations()
+            self.scheduler.forget()
+            self._learns_anew = True
+            self._notifications.changed(f"other modules were put into {pattern_of(names)}")
 
     def _another_pass(self, step: Step, size: InputSize) -> None:
         """One more forward begins before the backward: is it what was expected?"""
@@ -301,6 +319,8 @@ class Engine:
         if self._progress.steps % 16 == 0:  # asking takes as long as a plan from the cache
             self._several = several()
         by_itself = self._announced_size is None  # the model's own forward was not called
+        if by_itself:
+            self._look_for_rebuilt()
         size = self._latest_size = self._announced_size or self.size_of(args, kwargs)
         self._announced_size = None
         self._previous_outputs.step_starts(self.setting.device)
@@ -374,14 +394,15 @@ class Engine:
         beside = self._overlap.beside_bytes(around, reading.in_use)
         stale = self._previous_outputs.expected()
         decision = self.scheduler.decide(setting, size, reading, stale, broken, beside)
-        if decision is not None and not all(map(predicts, around)):
+        if around and decision is not None and not all(map(predicts, around)):
             decision = decision.keeping_nothing()  # what is around it is being looked at
         if self._several:
             decision = self._agreed(decision)
         if decision is None:
             return None
         self._decision, cached = decision, decision.cached
-        if decision.new and len(size.passes) == 1 and not beside:  # else more is only expected
+        bounded = bool(beside) or self.scheduler.cost_model.any_order
+        if decision.new and len(size.passes) == 1 and not bounded:  # else more is only expected
             self._tell_if_too_little(setting, size, cached, reading.in_use)
         if isinstance(self._last_step, ObservedStep):
             self._stop_listening()
@@ -397,8 +418,10 @@ class Engine:
             planned: PlannedStep = WatchedStep(*step, watch=watch)
         else:
             planned = PlannedStep(*step)
-        planned.exact, planned.doubtful = cached.exact and not beside, cached.doubtful
         cost_model = self.scheduler.cost_model
+        planned.exact, planned.doubtful = cached.exact and not bounded, cached.doubtful
+        if not (cost_model.any_order or (self._several and self._agreement.needed)):
+            planned.follow_order(skips=bool(cost_model.skips))
         planned.later_bytes = cost_model.later_bytes if cost_model.retained else None
         planned.after_broken, self._after_broken_step = self._after_broken_step, False
         return planned
@@ -510,6 +533,7 @@ class Engine:
         for pending in self._pending.new():
             observation = pending.observation()
             cost_model = self.scheduler.cost_model.of(born=pending.step.collector.gradients_born)
+            cost_model.note_order(pending.step.size.layout, pending.step.collector.pattern)
             if pending.step.collector.given_up:
                 cost_model.note_given_up(pending.step.collector.given_up)
             if pending.step.collector.unlike:
@@ -538,7 +562,8 @@ class Engine:
     def _learn(self, observation: StepObservation, *, timed: bool) -> None:
         was_ready = self.scheduler.cost_model.ready
         void = self.scheduler.learn(observation, timed=timed)
-        self.events.learned(observation, anew=void)
+        self.events.learned(observation, anew=void or self._learns_anew)
+        self._learns_anew = False
         if void:
             self._notifications.changed(f"input {observation.size} takes more or less than it did")
         elif self.scheduler.cost_model.ready and not was_ready:

@@ -43,8 +43,9 @@ class Overlap:
     def around(self, device: torch.device) -> list[Step]:
         """The steps of others that wait for their backward while one of this handle begins."""
         self._close()
-        self._device = device
-        self._all.add(self)
+        if self._device != device:
+            self._device = device
+            self._all.add(self)
         return self._of_others() if len(self._all) > 1 else []
 
     def _of_others(self) -> list[Step]:
@@ -77,12 +78,15 @@ class Overlap:
 
     def beside_bytes(self, around: Sequence[Step], in_use: int) -> int:
         """What the steps of others may add to a step, while it is open, to what is in use now."""
+        if not (around and self.interrupted):
+            return 0
         peaks = [step.own_peak for step in around if isinstance(step, PlannedStep)]
-        return max(0, max(peaks, default=0) - in_use) if self.interrupted else 0
+        return max(0, max(peaks, default=0) - in_use)
 
     def leave(self) -> None:
         """The handle is detached."""
         self._close()
+        self._device = None
         self._all.discard(self)
 
     def _close(self) -> None:

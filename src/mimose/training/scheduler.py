@@ -71,6 +71,12 @@ class Scheduler:
         self.cost_model, change = self._cost_models.enter(regime)
         return change
 
+    def forget(self) -> None:
+        """Nothing that is known holds any longer."""
+        self.cost_model = self._planned_from = CostModel()
+        self._cost_models, self._surprises = CostModels(), 0
+        self.cache.clear()
+
     @property
     def regime(self) -> Regime | None:
         """The present one; None before the first step."""
@@ -108,7 +114,7 @@ class Scheduler:
         available, least = self._available(setting, reading, stale_bytes)
         stale = least + setting.gradients.leaving_bytes(missing)
         habits = cost_model.born, bool(cost_model.retained), cost_model.later_bytes
-        beside = setting.bracket(beside_bytes)[1]
+        beside = setting.bracket(beside_bytes)[1] if beside_bytes else 0
         kind = Kind(missing, stale, habits, cost_model.mark, self.strictness, (), beside)
         overdue = self._unwatched >= _OVERDUE and not setting.meter.private
         cached, new = None if overdue else self.cache.get((shared, available, kind)), False
@@ -325,6 +331,8 @@ class Scheduler:
         self, setting: Setting, cached: CachedPlan, size: InputSize, available: int
     ) -> range:
         """The runs at which memory is looked at: all in doubt, the last one now and then."""
+        if self.cost_model.any_order:  # no timeline tells what is in use when a run comes
+            return _NOWHERE
         if not cached.doubtful:
             self._unwatched += 1
             if self._unwatched < _PROBE_EVERY:
@@ -347,6 +355,9 @@ class Scheduler:
         cost_model = self.cost_model
         if not step.plan.recompute:  # it had to run without a prediction
             return
+        cost_model.skips.note(step.skipped)
+        if step.out_of_order:
+            cost_model.orders_vary()
         if not step.corrected and not step.rehearsed:
             predicted_rise = step.predicted_peak - step.start.in_use
             above = real_rise is not None and real_rise > predicted_rise

@@ -105,16 +105,16 @@ class Setting:
         self._wary_steps = _WARY_STEPS
         self.meter.release_cached()
 
-    def look_for_replaced(self, model: nn.Module) -> None:
+    def look_for_replaced(self, model: nn.Module, *, certain: bool = False) -> None:
         """Let go of parameters that others have taken the place of, and see these.
 
         The first tells of all, as a rule; all are looked at now and then, and whether there are
         others. Not what FSDP2 puts in their place for the length of a step: that is of another
-        kind.
+        kind. `certain` if it is known that there are some.
         """
         self._forwards += 1
         former = self._all_parameters
-        if self._forwards % 64 == 0:
+        if certain or self._forwards % 64 == 0:
             self._parameters.look_again()
         elif self._parameters.first() is former[0]:
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,15 @@ from mimose.training.correction import Watch
 class Step(ABC):
     """What both kinds have in common: how a step begins, is left behind, and ends."""
 
+    alone = True
+    """Whether no other handle is attached."""
+    interrupted = False
+    """Whether the step of another handle, around this one, went on before it was through."""
+    interrupts = False
+    """Whether it went on itself before one inside of it was."""
+    inside: tuple[weakref.ref[Step], ...] = ()
+    """Those of other handles that began since it last ran."""
+
     def __init__(self, size: InputSize, when_over: Callable[[Any], None]) -> None:
         self.size = size
         self.passes = 1
@@ -41,14 +50,6 @@ class Step(ABC):
         self.when_later: Callable[[Any], None] | None = None
         """Called after each further backward through its graph."""
         self._in_later = False
-        self.alone = True
-        """Whether no other handle is attached."""
-        self.interrupted = False
-        """Whether the step of another handle, around this one, went on before it was through."""
-        self.interrupts = False
-        """Whether it went on itself before one inside of it was."""
-        self.inside: list[weakref.ref[Step]] = []
-        """Those of other handles that began since it last ran."""
 
     @abstractmethod
     def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
@@ -69,11 +70,11 @@ class Step(ABC):
 
     def contains(self, step: Step) -> None:
         """The step of another handle begins while this one waits for its backward."""
-        self.inside.append(weakref.ref(step))
+        self.inside = (*self.inside, weakref.ref(step))
 
     def goes_on(self, *_: Any) -> None:
         """This step runs on: another block, or its backward."""
-        inside, self.inside = self.inside, []
+        inside, self.inside = self.inside, ()
         for ref in inside:
             step = ref()
             if step is not None and not step.over:
@@ -219,6 +220,17 @@ class ObservedStep(Step):
 class PlannedStep(Step):
     """Each block does as the plan says; a run that the plan does not know is recomputed."""
 
+    skipped = False
+    """Whether runs of the plan were left out."""
+    out_of_order = False
+    """Whether one came after others that the plan has later."""
+    told_of_others = True
+    """Whether the steps of other handles that it lies inside of have predictions, too."""
+    _coming: Iterator[Run] | None = None
+    """The runs that its plan expects, if they are to come in its order."""
+    _may_skip = _strict = False
+    _others_peak = 0
+
     def __init__(
         self,
         size: InputSize,
@@ -258,9 +270,6 @@ class PlannedStep(Step):
         self._counts: dict[int, int] = {}
         self._beside = 0
         """Runs that the plan does not know because no loss uses them."""
-        self._others_peak = 0
-        self.told_of_others = True
-        """Whether the steps of other handles that it lies inside of have predictions, too."""
 
     @property
     def difference(self) -> float:
@@ -272,8 +281,12 @@ class PlannedStep(Step):
             interceptor.after = self.watch
         index = interceptor.index
         nth = self._counts.get(index, 0)
-        self._counts[index] = nth + 1
         again = self._again.get((index, nth))
+        if again is not None and self._coming is not None:
+            run = index, nth
+            if next(self._coming, None) != run and not self._may_follow(run, self._coming):
+                again = True
+        self._counts[index] = nth + 1
         if self._trials is None:
             self._trials = Trials(interceptor.tried)
         if again is None:
@@ -287,6 +300,29 @@ class PlannedStep(Step):
         if self._last_run == (index, nth) and self._when_last is not None:
             interceptor.after = _both(interceptor.after, self._when_last)
         return again
+
+    def follow_order(self, *, skips: bool) -> None:
+        """Its plan holds for runs in this order alone; steps may be known to skip some of them."""
+        self._coming, self._may_skip = iter(self._again), skips
+
+    def _may_follow(self, run: Run, coming: Iterator[Run]) -> bool:
+        """Another run was expected: whether the plan holds all the same.
+
+        It does where steps are known to skip runs, and this is no more than that. Else this run and
+        whatever comes is recomputed: what is kept by then is what the plan had kept by then.
+        """
+        self.skipped = run in coming  # which takes out of it all that come before
+        if self.skipped and self._may_skip:
+            return True
+        if not self.skipped:
+            self.out_of_order, self._coming = True, None
+        self.corrected = self._strict = True
+        self._again = {
+            one: again or self._counts.get(one[0], 0) <= one[1]
+            for one, again in self._again.items()
+        }
+        self.plan = replace(self.plan, recompute=tuple(self._again.values()))
+        return False
 
     @property
     def rehearsed(self) -> bool:
@@ -339,6 +375,9 @@ class PlannedStep(Step):
         """The next pass has shown how large the step is: runs still to come have another plan."""
         self.size, self.plan = size, cached.plan
         self._again, self._guarded = cached.again, cached.guarded
+        if self._coming is not None:
+            done = [run for run in self._again if self._counts.get(run[0], 0) > run[1]]
+            self._coming = iter(tuple(self._again)[len(done) :])
         self.exact, self.doubtful = cached.exact, self.doubtful or cached.doubtful
 
     @property
@@ -433,7 +472,7 @@ class WatchedStep(PlannedStep):
 
     def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
         position = self._positions.get((interceptor.index, self._counts.get(interceptor.index, 0)))
-        if position is not None and self._again:
+        if position is not None and self._again and not self._strict:
             choices = self._timeline.before_run(position, args, kwargs)
             if choices is not None:
                 self._again = dict(zip(self._pattern, choices, strict=True))
