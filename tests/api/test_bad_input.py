@@ -32,6 +32,7 @@ from mimose.errors import (
 from mimose.planning.plan import Plan
 from mimose.planning.planners import Optimal, Static
 from mimose.reporting.reader import read_recording
+from mimose.training.events import Events
 from mimose.training.notifications import Notifications
 from mimose.training.setting import Setting
 from mimose.units import parse_budget
@@ -529,7 +530,7 @@ def test_a_plan_is_not_too_large_where_predictions_have_long_been_too_high(
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         plan = Plan((True, False), above, 0.0, fits)
-        Notifications().tell_if_too_little(setting, SIZE, plan, 0)
+        Notifications(Events()).tell_if_too_little(setting, SIZE, plan, 0)
     setting.close()
     assert len(heard) == said
 
