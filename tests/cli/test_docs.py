@@ -71,6 +71,6 @@ def _public_names() -> Iterator[str]:
     yield from (f"Mimose.{name}" for name in (*own, "budget_bytes", "detach"))
     for kind in (Stats, Explanation):
         names = (entry.name for entry in fields(kind) if not entry.name.startswith("_"))
-        yield from (f"report.{kind.__name__}.{name}" for name in names)
+        yield from (f"reporting.report.{kind.__name__}.{name}" for name in names)
     yield from (f"integrations.huggingface.{n}" for n in ("enable", "Enabled", "MimoseCallback"))
     yield "integrations.lightning.MimoseCallback"

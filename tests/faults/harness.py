@@ -188,7 +188,8 @@ class Broken(Loop):
         return self.outcome
 
     def _prepare(self) -> None:
-        self.handle.rewind_point().settle()  # room for copies of buffers is taken once, and kept
+        # Room for copies of buffers is taken once, and kept.
+        self.handle._engine.rewind_point().settle()
         if self.trial.lie != 1.0:
             self.handle._engine._collector = liar(self.trial.lie)
         if self.trial.foreign:
