@@ -7,6 +7,7 @@ remembered and switched on again by `Takeover.undo`.
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,18 +17,16 @@ from torch import nn
 from mimose.errors import ConflictError
 from mimose.interception.blocks import Block
 
-try:
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-        CheckpointWrapper,
-        OffloadWrapper,
-    )
-except ImportError:  # torch without distributed, or with these moved elsewhere
+_WRAPPERS = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 
-    class CheckpointWrapper:  # type: ignore[no-redef]
-        pass
 
-    class OffloadWrapper:  # type: ignore[no-redef]
-        pass
+def _is_wrapper(module: nn.Module, kind: str) -> bool:
+    """Whether torch's wrapper of this name is around a module.
+
+    Where nobody has imported torch's wrappers, nothing is in one: loading them would take long.
+    """
+    wrapper = getattr(sys.modules.get(_WRAPPERS), kind, None)
+    return wrapper is not None and isinstance(module, wrapper)
 
 
 class Takeover:
@@ -90,7 +89,7 @@ class Takeover:
         return True
 
     def _bypass_wrapper(self, module: nn.Module) -> bool:
-        if not isinstance(module, CheckpointWrapper):
+        if not _is_wrapper(module, "CheckpointWrapper"):
             return False
         original: Any = module.checkpoint_fn
         if isinstance(original, _Bypass):
@@ -131,13 +130,13 @@ def _related(model: nn.Module, blocks: list[Block]) -> list[tuple[str, nn.Module
 
 def _refuse(modules: list[tuple[str, nn.Module]]) -> None:
     for name, module in modules:
-        if isinstance(module, CheckpointWrapper):
+        if _is_wrapper(module, "CheckpointWrapper"):
             if "context_fn" in getattr(module.checkpoint_fn, "keywords", {}):
                 raise ConflictError(
                     f"{name!r} is checkpointed selectively (context_fn): mimose would undo that. "
                     "Unwrap it, or leave this model to its own policy"
                 )
-        if isinstance(module, OffloadWrapper):
+        if _is_wrapper(module, "OffloadWrapper"):
             raise ConflictError(
                 f"{name!r} offloads its activations to the CPU (offload_wrapper): mimose cannot "
                 "recompute what is offloaded. Unwrap it, or do not attach mimose"

@@ -1,19 +1,25 @@
 """What people see of a run: statistics, explanations, recordings, what-if answers, the page.
 
-Subscribes to what training tells. Touches neither hooks nor devices.
+Subscribes to what training tells. Touches neither hooks nor devices. What only the command line
+and the benchmark ask for is loaded when they ask, so that `import mimose` stays quick.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from mimose.reporting.notebook import handle_html
-from mimose.reporting.outlook import Outlook
-from mimose.reporting.outputs import refuse_file, refuse_folder
-from mimose.reporting.page.contents import contents_of
-from mimose.reporting.page.html import page_of
-from mimose.reporting.page.markdown import markdown_of
-from mimose.reporting.questions import Question
-from mimose.reporting.reader import Recording, is_recording, read_recording
 from mimose.reporting.recording import Recorder, refuse_unwritable
 from mimose.reporting.report import Explanation, Floor, Stats, explain_plan
-from mimose.reporting.what_if import Forecast, Row
+
+if TYPE_CHECKING:
+    from mimose.reporting.outlook import Outlook
+    from mimose.reporting.outputs import refuse_file, refuse_folder
+    from mimose.reporting.page.contents import contents_of
+    from mimose.reporting.page.html import page_of
+    from mimose.reporting.page.markdown import markdown_of
+    from mimose.reporting.questions import Question
+    from mimose.reporting.reader import Recording, is_recording, read_recording
+    from mimose.reporting.what_if import Forecast, Row
 
 __all__ = [
     "Explanation",
@@ -36,3 +42,25 @@ __all__ = [
     "refuse_folder",
     "refuse_unwritable",
 ]
+
+_LOADED_LATER = {
+    "Forecast": "what_if",
+    "Outlook": "outlook",
+    "Question": "questions",
+    "Recording": "reader",
+    "Row": "what_if",
+    "contents_of": "page.contents",
+    "is_recording": "reader",
+    "markdown_of": "page.markdown",
+    "page_of": "page.html",
+    "read_recording": "reader",
+    "refuse_file": "outputs",
+    "refuse_folder": "outputs",
+}
+"""The module in this package that each of these names is in."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LOADED_LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LOADED_LATER[name]}"), name)
