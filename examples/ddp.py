@@ -46,11 +46,11 @@ def main() -> None:
     handle = mimose.auto_checkpoint(model, options.memory_budget)  # the one line that matters
     for step in range(options.steps):
         length = random.randint(100, 1000) if CUDA else random.randint(16, 128)
-        tokens = torch.randint(0, 1000, (8, length), device=device)
-        model(tokens).square().mean().backward()
+        model(torch.randint(0, 1000, (8, length), device=device)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        print(f"rank {dist.get_rank()}, step {step}: {length}, {handle.stats().last_plan}")
+        plan = handle.stats().last_plan or "observed"
+        print(f"rank {dist.get_rank()}, step {step}: {length}, {plan}")
     print(handle.stats())
     dist.destroy_process_group()
 

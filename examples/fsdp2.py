@@ -49,7 +49,8 @@ def main() -> None:
         model(torch.randint(0, 1000, (8, length), device=device)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        print(f"rank {dist.get_rank()}, step {step}: {length}, {handle.stats().last_plan}")
+        plan = handle.stats().last_plan or "observed"
+        print(f"rank {dist.get_rank()}, step {step}: {length}, {plan}")
     print(handle.stats())
     dist.destroy_process_group()
 
