@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from mimose.costs.input_size import InputSize
-from mimose.costs.timeline import Profile, RunCost
+from mimose.costs.options import Option
+from mimose.costs.timeline import OptionCost, Profile, RunCost
 
 steady = settings(derandomize=True, deadline=None, max_examples=60)
 """The same examples every time."""
@@ -22,43 +24,49 @@ def run(**costs: Any) -> RunCost:
     return RunCost(**{**nothing, **costs})
 
 
-def chain(*runs: RunCost, head_forward: int = 0, head_backward: int = 0, tail: int = 0) -> Profile:
+def chain(*runs: Any, head_forward: int = 0, head_backward: int = 0, tail: int = 0) -> Profile:
     return Profile(SIZE, runs, head_forward, head_backward, tail)
 
 
 @st.composite
-def realistic_chains(draw: st.DrawFn, longest: int = 9) -> Profile:
-    """As a model makes them: levels rise by each output, and every run has costs of its own."""
-    level, runs = draw(st.integers(0, 50)), []
+def realistic_chains(draw: st.DrawFn, longest: int = 9, most_casts: int = 0) -> Profile:
+    """As a model makes them: levels rise by each output, and every run has costs of its own.
+
+    All runs share equally many bytes of casts, up to `most_casts`.
+    """
+    boundary, level, runs = draw(st.integers(0, 50)), 0, []
+    casts = draw(st.integers(0, most_casts))
     for _ in range(draw(st.integers(1, longest))):
         saved = draw(st.integers(0, 300))
-        spike = saved + draw(st.integers(0, 100))
+        level += boundary
         runs.append(
             RunCost(
-                start=level,
-                forward=level + draw(st.integers(0, 100)),
-                entry=level + draw(st.integers(0, 20)),
+                boundary=boundary,
+                forward_peak=draw(st.integers(0, 100)),
+                backward_entry=draw(st.integers(0, 20)),
                 saved=saved,
-                spike=spike,
-                back=draw(st.integers(0, 150)),
-                out_saved=draw(st.integers(0, min(saved, 40))),
-                in_idle=draw(st.integers(0, 10)),
-                gap=level + draw(st.sampled_from([0, 0, 50, 400])),
+                recompute_peak=saved + draw(st.integers(0, 100)),
+                backward_peak=draw(st.integers(0, 150)),
+                output_saved=draw(st.integers(0, min(saved, 40))),
+                droppable_input=draw(st.integers(0, 10)),
+                between_blocks_peak=draw(st.sampled_from([0, 0, 50, 400])),
+                shared_casts=casts,
                 nanoseconds=draw(st.integers(0, 1000)),
                 fixed=draw(st.integers(0, 5)) == 0,
             )
         )
-        level += draw(st.integers(0, 40))
+        boundary = draw(st.integers(0, 40))
     head_forward, head_backward = (level + draw(st.integers(0, 200)) for _ in range(2))
     tail = draw(st.sampled_from([0, 100, 500]))
     return chain(*runs, head_forward=head_forward, head_backward=head_backward, tail=tail)
 
 
 @st.composite
-def odd_chains(draw: st.DrawFn, longest: int = 8) -> Profile:
+def odd_chains(draw: st.DrawFn, longest: int = 8, most_casts: int = 0) -> Profile:
     """As nothing makes them: small numbers without rhyme or reason, so that many are equal."""
     few = st.integers(0, 6)
-    costs = st.tuples(few, few, few, few, few, few, few, few, few, few, st.booleans())
+    casts = draw(st.integers(0, most_casts))
+    costs = st.tuples(*[few] * 9, st.just(casts), few, st.booleans())
     runs = draw(st.lists(costs.map(lambda numbers: RunCost(*numbers)), max_size=longest))
     return chain(*runs, head_forward=draw(few), head_backward=draw(few), tail=draw(few))
 
@@ -69,26 +77,81 @@ def chains_of_kinds(draw: st.DrawFn, kinds: int, longest: int = 40) -> Profile:
     width = draw(st.integers(0, 50))
     blocks = [draw(block_of(width)) for _ in range(kinds)]
     order = draw(st.lists(st.sampled_from(range(kinds)), min_size=1, max_size=longest))
-    runs = [
-        blocks[kind]._replace(
-            start=k * width, forward=blocks[kind].forward + k * width, entry=(k + 1) * width
-        )
-        for k, kind in enumerate(order)
-    ]
+    runs = [blocks[kind]._replace(boundary=width if k else 0) for k, kind in enumerate(order)]
     return chain(*runs, head_forward=len(order) * width, head_backward=draw(st.integers(0, 3000)))
 
 
 def block_of(width: int) -> st.SearchStrategy[RunCost]:
     return st.builds(
         run,
-        forward=st.integers(width, width + 100),
+        forward_peak=st.integers(width, width + 100),
+        backward_entry=st.just(width),
         saved=st.integers(1, 300),
-        spike=st.integers(300, 400),
-        back=st.integers(0, 150),
-        out_saved=st.sampled_from([0, width // 2]),
-        in_idle=st.sampled_from([0, width // 4]),
+        recompute_peak=st.integers(300, 400),
+        backward_peak=st.integers(0, 150),
+        output_saved=st.sampled_from([0, width // 2]),
+        droppable_input=st.sampled_from([0, width // 4]),
         nanoseconds=st.integers(1, 1000),
     )
 
 
 chains = st.one_of(realistic_chains(), odd_chains())
+
+
+# Runs with options that no block has yet
+
+
+@dataclass(frozen=True)
+class FreeRun:
+    """A run whose options are given, rather than derived from measurements."""
+
+    boundary: int
+    menu: tuple[OptionCost, ...]
+
+    def under(self, option: Option) -> OptionCost:
+        return next(cost for cost in self.menu if cost.option is option)
+
+
+def _another_option(name: str) -> Option:
+    """An option that the library does not have: nothing but planning may depend on which."""
+    option = object.__new__(Option)
+    option._name_, option._value_ = name, name.lower()
+    return option
+
+
+COMPRESS = _another_option("COMPRESS")
+"""Takes some time and holds some bytes."""
+OFFLOAD = _another_option("OFFLOAD")
+"""Its bytes leave the device and come back."""
+
+
+@st.composite
+def chains_of_three_options(draw: st.DrawFn, longest: int = 6, largest: int = 200) -> Profile:
+    """Runs that can be kept, compressed or recomputed."""
+    few = st.integers(0, largest)
+    runs = []
+    for _ in range(draw(st.integers(1, longest))):
+        held = sorted((draw(few), draw(few)), reverse=True)
+        times = sorted((draw(few), draw(few)))
+        costs = [(Option.KEEP, held[0], 0), (COMPRESS, held[1], times[0])]
+        costs += [(Option.RECOMPUTE, 0, times[1])]
+        menu = [OptionCost(o, draw(few), draw(few), held, held, time) for o, held, time in costs]
+        runs.append(FreeRun(draw(st.integers(0, 40)), tuple(menu)))
+    return chain(*runs, head_forward=draw(few), head_backward=draw(few), tail=draw(few))
+
+
+@st.composite
+def offloading_chains(draw: st.DrawFn, longest: int = 7) -> Profile:
+    """Runs that can be kept, recomputed, or sent off the device for a while."""
+    few = st.integers(0, 100)
+    runs = []
+    for _ in range(draw(st.integers(1, longest))):
+        less, more = sorted((draw(few), draw(few)))
+        release, prefetch = draw(st.integers(0, longest)), draw(st.integers(0, longest))
+        menu = (
+            OptionCost(Option.KEEP, draw(few), draw(few), less, more),
+            OptionCost(OFFLOAD, draw(few), draw(few), less, more, 1, release, prefetch, more),
+            OptionCost(Option.RECOMPUTE, draw(few), draw(few), nanoseconds=2),
+        )
+        runs.append(FreeRun(draw(st.integers(0, 40)), menu))
+    return chain(*runs, head_forward=draw(few), head_backward=draw(few), tail=draw(few))

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start
 
 import pytest
 import torch
+import torch._dynamo  # before the first freeze: the first operation that is counted would load it
 
 import compare
 from mimose.memory.clock import Clock

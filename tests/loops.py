@@ -14,6 +14,7 @@ from torch import nn
 
 import mimose
 import models
+from mimose.costs.options import Option
 from mimose.costs.timeline import Profile
 from mimose.memory.storage_counter import StorageCounter
 from mimose.planning.plan import Plan
@@ -87,8 +88,13 @@ def train(
 
 @contextmanager
 def adamw(model: nn.Module) -> Iterator[torch.optim.AdamW]:
-    """Its state goes at the end: by itself it would go with some later garbage collection."""
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    """Its state goes at the end: by itself it would go with some later garbage collection.
+
+    Fused, a step is one operation instead of eight for each parameter. Each operation is counted in
+    Python, and these eight are about a third of the time that a small model trains.
+    """
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(wanted, lr=1e-3, fused=True)
     try:
         yield optimizer
     finally:
@@ -99,7 +105,7 @@ def adamw(model: nn.Module) -> Iterator[torch.optim.AdamW]:
 def counted() -> Iterator[StorageCounter]:
     """Count live storages apart from any session; `peak` is the highest count."""
     counter = StorageCounter()
-    counter._count_what_lives()
+    counter._count_live_tensors()
     with counter:
         yield counter
 
@@ -162,7 +168,7 @@ class Predictions:
         self._handle = handle
         self._planned = 0
         self.errors: list[float] = []
-        self.plans: set[tuple[bool, ...]] = set()
+        self.plans: set[tuple[Option, ...]] = set()
 
     def __call__(self) -> None:
         stats = self._handle._stats
@@ -173,7 +179,7 @@ class Predictions:
             real = stats.last_real_peak_bytes
             if stats.last_predicted_peak_bytes is not None:  # else there was only a bound
                 self.errors.append((stats.last_predicted_peak_bytes - real) / real)
-            self.plans.add(stats.last_plan.recompute)
+            self.plans.add(stats.last_plan.choices)
         self._handle._engine.scheduler.cache.clear()
 
     def assert_exact(

@@ -7,7 +7,7 @@ import functools
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,7 +18,8 @@ from torch import nn
 import mimose
 import models
 from compare import assert_same_buffers, assert_same_gradients
-from mimose.interception.attachment import BlockInterceptor
+from mimose.execution.autograd import Listener
+from mimose.interception.directive import KEEP, RECOMPUTE, Directive, Director
 
 Call = Callable[..., Any]
 
@@ -142,8 +143,39 @@ class AtRandom:
     def __init__(self) -> None:
         self.dice = random.Random(0)
 
-    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
-        return self.dice.random() < 0.5
+    def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
+        return RECOMPUTE if self.dice.random() < 0.5 else KEEP
+
+    def ran_out(self, block: int) -> None:
+        raise AssertionError("nothing is guarded")
+
+
+class Only:
+    """Recomputes the blocks of these indices, which may change, and keeps the others."""
+
+    def __init__(self, *blocks: int) -> None:
+        self.blocks = blocks
+
+    def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
+        return RECOMPUTE if block in self.blocks else KEEP
+
+    def ran_out(self, block: int) -> None:
+        raise AssertionError("nothing is guarded")
+
+
+class Overheard:
+    """Decides as another director does, and has a listener told of every call by block index."""
+
+    def __init__(self, director: Director, listener: Listener) -> None:
+        self._director = director
+        self._listener = listener
+
+    def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
+        directive = self._director.direct(block, args, kwargs)
+        return replace(directive, run=block, listener=self._listener)
+
+    def ran_out(self, block: int) -> None:
+        self._director.ran_out(block)
 
 
 def train_model(

@@ -1,15 +1,15 @@
-"""Every error and warning that mimose raises.
+"""All errors and warnings that mimose raises.
 
 MimoseError
 ├── RecomputeError      also a torch.utils.checkpoint.CheckpointError
-├── BlocksError         also a ValueError: the blocks cannot be told
-├── BudgetError         also a ValueError: the budget cannot be read
-├── ArgumentError       also a ValueError: an unknown planner, collector, …
-├── ConflictError       also a RuntimeError: something else already checkpoints, or
-│                       spreads the model in a way that mimose cannot serve
-└── OutOfMemory         also a torch.OutOfMemoryError: not even with every block recomputed
+├── BlocksError         also a ValueError: no usable blocks
+├── BudgetError         also a ValueError: not a memory size
+├── ArgumentError       also a ValueError: any other invalid argument
+├── ConflictError       also a RuntimeError: other checkpointing, offloading or parallelism that
+│                       mimose cannot work with
+└── OutOfMemory         also a torch.OutOfMemoryError: too large even with every block recomputed
 
-MimoseWarning           a UserWarning: training goes on, and this is what you should know
+MimoseWarning           a UserWarning: training continues
 """
 
 import sys
@@ -20,49 +20,49 @@ from torch.utils.checkpoint import CheckpointError
 
 
 class MimoseError(Exception):
-    """The root of all errors that mimose raises."""
+    """Base class of all mimose errors."""
 
 
 class RecomputeError(MimoseError, CheckpointError):
-    """A recompute did not rebuild what its forward had saved."""
+    """A recompute did not reproduce the tensors that the forward had saved."""
 
 
 class BlocksError(MimoseError, ValueError):
-    """No blocks were found, or those asked for cannot be used."""
+    """No blocks were found, or the selected ones cannot be used."""
 
 
 class BudgetError(MimoseError, ValueError):
-    """A memory budget that cannot be read."""
+    """The memory budget is not a valid size."""
 
 
 class ArgumentError(MimoseError, ValueError):
-    """An argument that names nothing mimose knows."""
+    """An argument has an invalid value."""
 
 
 class ConflictError(MimoseError, RuntimeError):
-    """Something outside mimose's reach already manages these activations."""
+    """The model is already managed by something that mimose cannot work with."""
 
 
 class OutOfMemory(MimoseError, torch.OutOfMemoryError):
-    """A step does not fit, not even with every block recomputed.
+    """A step does not fit into memory, even with every block recomputed.
 
-    Its text contains " out of memory." on every device: accelerate's `find_executable_batch_size`,
-    and with it transformers' `auto_find_batch_size`, look for these words.
+    The message always contains " out of memory.", because accelerate's
+    `find_executable_batch_size` and transformers' `auto_find_batch_size` search for these words.
     """
 
-    _FACT = "The step ran out of memory."
+    _PREFIX = "The step ran out of memory."
 
     def __init__(self, details: str = "") -> None:
-        told = details.startswith(self._FACT)  # an unpickled one brings its whole text
-        super().__init__(details if told else f"{self._FACT} {details}".rstrip())
+        complete = details.startswith(self._PREFIX)  # unpickling passes the whole message
+        super().__init__(details if complete else f"{self._PREFIX} {details}".rstrip())
 
 
 class MimoseWarning(UserWarning):
-    """Training goes on; this is what its owner should know."""
+    """Training continues, but the user should know about or fix something."""
 
 
 def warn(message: str) -> None:
-    """Say something that the owner of a run should know, at the line of theirs that led here."""
+    """Issue a `MimoseWarning` that points at the innermost line of user code."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _is_library(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
@@ -75,7 +75,7 @@ _LIBRARIES = frozenset(
         *("lightning", "pytorch_lightning", "lightning_fabric", "contextlib", "functools"),
     }
 )
-"""Whose lines lie between the owner's and ours."""
+"""Packages whose stack frames `warn` skips."""
 
 
 def _is_library(module: str) -> bool:

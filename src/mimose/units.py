@@ -1,4 +1,4 @@
-"""Budgets as people write them, in bytes."""
+"""Memory budgets as users write them, converted to bytes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _UNITS = {
     "PB": 10**15,
     "PIB": 1 << 50,
 }
-_LIKELY = {"": "GiB", **{letter: f"{letter}iB" for letter in "KMGTP"}}
-"""What people mean by a unit that begins so: 6G, 6Gi, 6 gigs."""
+_INTENDED_UNITS = {"": "GiB", **{letter: f"{letter}iB" for letter in "KMGTP"}}
+"""The probable unit by first letter, for inputs such as 6G, 6Gi or 6 gigs."""
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z%]*)\s*\Z")
 _SMALLEST, _LARGEST = 1 << 20, 1 << 60
-_EXAMPLES = '"6GiB", "512MiB", "6GB", "80%", "auto", or bytes as a whole number'
+_EXAMPLES = '"6GiB", "512MiB", "6GB", "80%", "auto", or a number of bytes'
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A budget as it was asked for: so many bytes, or a share of the device, or what is free."""
+    """A memory budget: a number of bytes, a share of the device, or "auto" if both are None."""
 
     total_bytes: int | None = None
     share: float | None = None
@@ -45,13 +45,13 @@ class Budget:
     def __str__(self) -> str:
         if self.total_bytes is not None:
             return text_of(self.total_bytes)
-        return "what is free" if self.share is None else f"{100 * self.share:g}% of the device"
+        return "auto" if self.share is None else f"{100 * self.share:g}% of the device"
 
     def in_bytes(self, *, device_bytes: int, free_bytes: int, own_bytes: int) -> int:
-        """The bytes that this process may hold, on a device of which so much is free.
+        """The bytes that this process may hold on such a device.
 
-        "auto" is what the process holds already plus what is free, less a margin for what others
-        on the device may still take: 2 % of the device.
+        "auto" is what the process already holds plus what is free, minus 2 % of the device as a
+        margin for other processes.
         """
         if self.total_bytes is not None:
             return self.total_bytes
@@ -61,7 +61,7 @@ class Budget:
 
 
 def parse_budget(budget: SupportsIndex | str | float) -> Budget:
-    """Read a budget.
+    """Parse a budget.
 
     >>> parse_budget("6GiB").total_bytes == 6 * 2**30
     True
@@ -73,16 +73,16 @@ def parse_budget(budget: SupportsIndex | str | float) -> Budget:
     if isinstance(budget, float):
         return _parse_float(budget)
     try:
-        number = operator.index(budget)  # also numpy's whole numbers
+        number = operator.index(budget)  # also accepts numpy integers
     except TypeError:
         number = None
     if number is None or isinstance(budget, bool):
-        raise BudgetError(f"memory_budget={budget!r}: write {_EXAMPLES}")
+        raise BudgetError(f"memory_budget={budget!r} is not a memory size; use {_EXAMPLES}")
     return _parse_bytes(number, repr(budget))
 
 
 def typed_budget(text: str, option: str = "--budget") -> Budget:
-    """Bytes as they are typed on a command line, for this option: digits alone are bytes."""
+    """Parse a budget from a command line, where digits without a unit are bytes."""
     try:
         return parse_budget(int(text) if text.isdecimal() else text)
     except BudgetError as error:
@@ -91,26 +91,27 @@ def typed_budget(text: str, option: str = "--budget") -> Budget:
 
 def _parse_float(budget: float) -> Budget:
     if not (math.isfinite(budget) and budget > 0):
-        raise BudgetError(f"memory_budget={budget!r} cannot be: write {_EXAMPLES}")
+        raise BudgetError(f"memory_budget={budget!r} is not a positive size; use {_EXAMPLES}")
     if budget <= 1:
         hint = f'"{100 * budget:g}%"'
     elif not budget.is_integer():
-        hint = _meant(budget)
+        hint = _intended(budget)
     else:
         return _parse_bytes(int(budget), repr(budget))
-    raise BudgetError(f"memory_budget={budget!r} has no unit: did you mean {hint}?")
+    raise BudgetError(f"memory_budget={budget!r} has no unit; did you mean {hint}?")
 
 
 def _parse_bytes(number: int, shown: str) -> Budget:
     if 0 < number < _SMALLEST:
         raise BudgetError(
-            f"memory_budget={shown} bytes is next to nothing: did you mean {_meant(number)}?"
+            f"memory_budget={shown} means {number} bytes, below the minimum of 1 MiB; did you mean "
+            f"{_intended(number)}?"
         )
     return _bytes(number, shown)
 
 
-def _meant(number: float) -> str:
-    """What a number without a unit probably stands for: so large a one for bytes."""
+def _intended(number: float) -> str:
+    """What a number without a unit probably means: GiB if small, bytes if large."""
     if number < _SMALLEST:
         return f'"{number:.15g}GiB"'
     return f'{int(number)}, without quotes, or "{text_of(number)}"'
@@ -121,31 +122,39 @@ def _parse_text(text: str) -> Budget:
         return Budget()
     match = _NUMBER.match(text)
     if match is None:
-        raise BudgetError(f"memory_budget={text!r} cannot be read: write {_EXAMPLES}")
+        raise BudgetError(f"memory_budget={text!r} is not a memory size; use {_EXAMPLES}")
     number, unit = float(match[1]), match[2]
     if unit == "%":
         if not 0 < number <= 100:
-            raise BudgetError(f"memory_budget={text!r}: a share lies between 0% and 100%")
+            raise BudgetError(f"memory_budget={text!r}: a percentage lies between 0% and 100%")
         return Budget(share=number / 100)
     factor = _UNITS.get(unit.upper())
     if factor is None:
-        large = not unit and _SMALLEST <= number <= _LARGEST
-        likely = _meant(number) if large else match[1] + _LIKELY.get(unit[:1].upper(), "")
-        meant = f"did you mean {likely}? " if large or unit[:1].upper() in _LIKELY else ""
-        raise BudgetError(f"memory_budget={text!r} has no known unit: {meant}Write {_EXAMPLES}")
+        raise BudgetError(f"memory_budget={text!r} {_unit_problem(match[1], unit)}")
     return _bytes(number * factor, repr(text))
+
+
+def _unit_problem(digits: str, unit: str) -> str:
+    problem = f"has the unknown unit {unit!r}" if unit else "has no unit"
+    if not unit and _SMALLEST <= float(digits) <= _LARGEST:
+        intended = _intended(float(digits))
+    elif unit[:1].upper() in _INTENDED_UNITS:
+        intended = digits + _INTENDED_UNITS[unit[:1].upper()]
+    else:
+        return f"{problem}; use {_EXAMPLES}"
+    return f"{problem}; did you mean {intended}? Use {_EXAMPLES}"
 
 
 def _bytes(number: float, shown: str) -> Budget:
     if number < _SMALLEST:
-        raise BudgetError(f"memory_budget={shown} is under 1 MiB: write {_EXAMPLES}")
+        raise BudgetError(f"memory_budget={shown} is below the minimum of 1 MiB; use {_EXAMPLES}")
     if number > _LARGEST:
-        raise BudgetError(f"memory_budget={shown} is more than any device has: write {_EXAMPLES}")
+        raise BudgetError(f"memory_budget={shown} is more than any device has; use {_EXAMPLES}")
     return Budget(total_bytes=int(number))
 
 
 def text_of(number_of_bytes: float) -> str:
-    """Bytes for people.
+    """Format a number of bytes.
 
     >>> text_of(3 * 2**29)
     '1.50 GiB'

@@ -58,6 +58,7 @@ HANDLE = [
     "retry",
     "state_dict",
     "stats",
+    "subscribe",
 ]
 
 

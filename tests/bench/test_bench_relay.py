@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from bench_parts import arena, half_tight, surveyed, trained
 
+from loops import once
 from mimose.bench.arena import Arena
 from mimose.bench.budgets import Asked, Limit
 from mimose.bench.contestants import Match, contestant_named
@@ -21,15 +22,21 @@ from mimose.bench.workloads import TASKS
 CONDITIONS = replace(arena("QA-Bert").conditions, leg=4)
 
 
-def together(*contestants: str) -> list[Run]:
-    entries = [Entry(name, half_tight("QA-Bert")) for name in contestants]
-    return run_together(entries, "QA-Bert", CONDITIONS, surveyed("QA-Bert"))
+@once
+def together() -> dict[str, Run]:
+    """Runs of four processes: one that dies, one that says it cannot run, and two that train."""
+    names = ("nobody", "static", "compile-budget", "mimose")
+    entries = [Entry(name, half_tight("QA-Bert")) for name in names]
+    outcomes = run_together(entries, "QA-Bert", CONDITIONS, surveyed("QA-Bert"))
+    return dict(zip(names, outcomes, strict=True))
 
 
 def test_runs_side_by_side_are_those_that_each_would_make_alone() -> None:
-    static, missing, ours = together("static", "compile-budget", "mimose")
-    assert "dispatch mode" in (missing.missing or "")
-    for outcome, name in ((static, "static"), (ours, "mimose")):
+    runs = together()
+    static = runs["static"]
+    assert "dispatch mode" in (runs["compile-budget"].missing or "")
+    for name in ("static", "mimose"):
+        outcome = runs[name]
         assert outcome.steps.loss == trained(name).steps.loss
         assert outcome.seconds * 1e3 >= sum(outcome.steps.milliseconds)
     assert static.steps.recomputed == trained("static").steps.recomputed
@@ -56,10 +63,10 @@ def test_the_baton_is_passed_on_before_the_first_step_and_after_each_leg() -> No
 
 
 def test_a_process_that_dies_does_not_stop_the_others() -> None:
-    broken, plain = together("nobody", "plain")
-    assert broken.missing == "its process ended with code 1"
-    assert plain.missing is None
-    assert len(plain.steps.loss) == len(arena("QA-Bert").shapes)
+    assert together()["nobody"].missing == "its process ended with code 1"
+    for name in ("static", "mimose"):
+        assert together()[name].missing is None
+        assert len(together()[name].steps.loss) == len(arena("QA-Bert").shapes)
 
 
 def heats(

@@ -76,7 +76,7 @@ def test_bytes_below_the_floor_are_refused_with_what_is_needed() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"total": ("lots",)}, "cannot be read"),
+        ({"total": ("lots",)}, "is not a memory size"),
         ({"total": ("80%",)}, "not a number of bytes"),
         ({"between": (1.5,)}, "from 0"),
         ({"tight": (150,)}, "from 0 to 100"),

@@ -131,10 +131,10 @@ def test_what_cannot_be_is_answered_in_one_line(
     assert "directory" in refused(capsys, "report", tmp_path)
     assert "invalid" in refused(capsys, "report", recording_file, "--format", "pdf").lower()
     assert "neither a recording nor" in refused(capsys, "plan", other)
-    assert "nothing learned in it yet" in refused(capsys, "plan", young)
+    assert "has no observed steps yet: train a few more" in refused(capsys, "plan", young)
     assert ".png" in refused(capsys, "plan", recording_file, "--plot", tmp_path / "plan.xyz")
     assert "did you mean 6GiB?" in refused(capsys, "plan", recording_file, "-b", "6G")
-    assert "like 6GiB" in refused(capsys, "plan", recording_file, "-b", "80%")
+    assert "such as 6GiB" in refused(capsys, "plan", recording_file, "-b", "80%")
     assert "neither numbers nor a file" in refused(
         capsys, "plan", recording_file, "--lengths", "nowhere.csv"
     )
@@ -191,7 +191,7 @@ def test_without_typer_what_needs_none_works_and_the_rest_says_what_to_install()
     assert f"mimose {mimose.__version__}\n['--version'] 0\n" in done.stdout
     for words in ("['--help'] 0\n", "[] 0\n", "['doctor', '--help'] 0\n"):
         assert words in done.stdout
-    assert done.stdout.count("Ask what other budgets") == 2
+    assert done.stdout.count("Predict time and memory under other budgets") == 2
 
 
 def test_help_without_extras_says_what_the_commands_help_says() -> None:
@@ -260,9 +260,9 @@ def test_the_demo_compares_four_ways_and_leaves_a_page(
     ("output", "message"),
     [
         ("nowhere/demo.html", "mkdir -p nowhere"),
-        ("folder", "--output folder is a folder: name a file, like folder/demo.html"),
+        ("folder", "--output folder is a folder: name a file, such as folder/demo.html"),
         ("taken.html", "the recording taken.jsonl is a folder"),
-        ("run.jsonl", "this is where the recording goes"),
+        ("run.jsonl", "the page must end in .html; the recording is written to .jsonl"),
     ],
 )
 def test_a_page_that_could_not_be_written_is_refused_before_training(
@@ -288,7 +288,7 @@ def test_output_that_could_not_be_written_is_refused_by_its_option(
 ) -> None:
     page, plot = tmp_path / "nowhere" / "run.html", tmp_path / "nowhere" / "plan.png"
     assert f"--output {page}: there is no" in refused(capsys, "report", recording_file, "-o", page)
-    assert "name a file, like" in refused(capsys, "report", recording_file, "-o", tmp_path)
+    assert "name a file, such as" in refused(capsys, "report", recording_file, "-o", tmp_path)
     assert f"--plot {plot}: there is no" in refused(capsys, "plan", recording_file, "--plot", plot)
     assert not list(tmp_path.iterdir())
 
@@ -335,7 +335,7 @@ def test_benchmark_results_are_not_values_nor_text_for_the_terminal(
 ) -> None:
     file = tmp_path / "bench.jsonl"
     file.write_text('{"kind":"header","format":1}\n')
-    assert "a benchmark's results" in refused(capsys, "report", file, *options)
+    assert "contains benchmark results" in refused(capsys, "report", file, *options)
     assert list(tmp_path.iterdir()) == [file]
 
 

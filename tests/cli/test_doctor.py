@@ -69,7 +69,7 @@ def test_being_switched_off_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_allocator_that_tells_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
     (problem,) = kinds()[PROBLEM]
-    assert "take backend:cudaMallocAsync out" in problem
+    assert "remove backend:cudaMallocAsync from" in problem
 
 
 def test_the_examined_model_is_left_as_it_was() -> None:
@@ -98,10 +98,10 @@ def test_the_command_makes_the_model_and_tells_by_its_exit_status(
     assert main(["--model", "my_nets:make", "--budget", "1MiB", "--json"]) in (0, 1)
     assert all(set(f) == {"kind", "what", "remedy"} for f in json.loads(capsys.readouterr().out))
     for wrong, why in (
-        ("my_nets", "write module:factory"),
-        ("my_nets:nothing", "cannot be made"),
-        ("nowhere:make", "cannot be made"),
-        ("my_nets:none", "not a nn.Module"),
+        ("my_nets", "must be module:factory"),
+        ("my_nets:nothing", "'my_nets:nothing' failed: AttributeError"),
+        ("nowhere:make", "'nowhere:make' failed: ModuleNotFoundError"),
+        ("my_nets:none", "not an nn.Module"),
     ):
         assert main(["--model", wrong]) == 2
         err = capsys.readouterr().err
@@ -113,7 +113,7 @@ def test_the_command_makes_the_model_and_tells_by_its_exit_status(
 
 @pytest.mark.parametrize(
     ("budget", "kind", "words"),
-    [("1TiB", PROBLEM, "more than there is"), ("50%", OK, ""), ("auto", OK, "")],
+    [("1TiB", PROBLEM, ": too large"), ("50%", OK, ""), ("auto", OK, "")],
 )
 def test_a_budget_is_held_against_the_machine_without_a_model(
     budget: str, kind: str, words: str

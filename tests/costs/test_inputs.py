@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from chains import steady
 from mimose.costs.input_size import InputSize
 from mimose.errors import ArgumentError
-from mimose.tensors.batch_size import argument_names, input_size, measured_by
+from mimose.tensors.batch_size import argument_names, custom_input_size, input_size
 
 
 def tensor(*shape: int) -> torch.Tensor:
@@ -24,7 +24,6 @@ def size(*dims: int, name: str = "0") -> InputSize:
     return InputSize(((name, len(dims)),), dims)
 
 
-dims = st.lists(st.integers(0, 1 << 22), min_size=1, max_size=4).map(tuple)
 pairs = st.integers(1, 4).flatmap(
     lambda n: st.tuples(*[st.lists(st.integers(0, 20), min_size=n, max_size=n).map(tuple)] * 2)
 )
@@ -117,38 +116,6 @@ def test_joined_is_the_smallest_that_covers_both(both: tuple[Any, Any]) -> None:
     assert all(d in either for d, either in zip(joined.dims, zip(*both, strict=True), strict=True))
 
 
-# Rounding
-
-
-@steady
-@given(dims)
-def test_rounded_up_is_never_smaller_and_hardly_larger(exact: tuple[int, ...]) -> None:
-    rounded = size(*exact).rounded_up()
-    assert size(*exact) <= rounded
-    assert all(r <= 1.004 * d for d, r in zip(exact, rounded.dims, strict=True))
-
-
-@steady
-@given(dims)
-def test_dimensions_below_512_are_not_rounded(exact: tuple[int, ...]) -> None:
-    rounded = size(*exact).rounded_up()
-    assert all(r == d for d, r in zip(exact, rounded.dims, strict=True) if d < 512)
-
-
-@steady
-@given(dims)
-def test_rounding_twice_changes_nothing_more(exact: tuple[int, ...]) -> None:
-    rounded = size(*exact).rounded_up()
-    assert rounded.rounded_up() == rounded
-
-
-@pytest.mark.parametrize(
-    ("exact", "shared"), [(513, 514), (1023, 1024), (1025, 1028), (4001, 4008)]
-)
-def test_similar_sizes_share_a_plan(exact: int, shared: int) -> None:
-    assert size(8, exact).rounded_up() == size(8, shared)
-
-
 # A user's own measure
 
 
@@ -156,12 +123,12 @@ def test_similar_sizes_share_a_plan(exact: int, shared: int) -> None:
     ("measure", "numbers"), [(7, (7,)), (0, (0,)), ((8, 128), (8, 128)), ([3], (3,))]
 )
 def test_measure_of_ones_own_is_one_number_or_several(measure: Any, numbers: Any) -> None:
-    found = measured_by(lambda: measure, (), {})
+    found = custom_input_size(lambda: measure, (), {})
     assert found == InputSize((("input_size", len(numbers)),), numbers)
 
 
 def test_measure_of_ones_own_gets_the_arguments_of_the_forward() -> None:
-    found = measured_by(
+    found = custom_input_size(
         lambda ids, *, mask: (*ids.shape, len(mask)), (tensor(8, 3),), {"mask": "ab"}
     )
     assert found.dims == (8, 3, 2)
@@ -170,14 +137,14 @@ def test_measure_of_ones_own_gets_the_arguments_of_the_forward() -> None:
 @pytest.mark.parametrize("measure", [(), (8, -1), -1, (8, 1.5), 1.5, None, "8", (8, None)])
 def test_measure_that_is_no_whole_number_is_told_so(measure: Any) -> None:
     with pytest.raises(ArgumentError) as error:
-        measured_by(lambda: measure, (), {})
+        custom_input_size(lambda: measure, (), {})
     assert f"input_size= returned {measure!r}" in str(error.value)
     assert "lambda input_ids" in str(error.value)
 
 
 def test_error_in_ones_own_measure_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
-        measured_by(lambda: 1 // 0, (), {})
+        custom_input_size(lambda: 1 // 0, (), {})
 
 
 def test_size_cannot_be_changed() -> None:
@@ -209,5 +176,5 @@ def test_single_numbers_have_no_size() -> None:
 
 
 def test_a_measure_that_takes_other_arguments_is_told_by_name() -> None:
-    with pytest.raises(ArgumentError, match="input_size= cannot be called as the forward is"):
-        measured_by(lambda: 3, (torch.zeros(2),), {})
+    with pytest.raises(ArgumentError, match="cannot be called with the forward's arguments"):
+        custom_input_size(lambda: 3, (torch.zeros(2),), {})

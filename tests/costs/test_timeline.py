@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import chains
 from chains import chain, run, steady
-from mimose.costs.timeline import Profile, peak, recompute_nanoseconds
+from mimose.costs.options import Option
+from mimose.costs.timeline import (
+    OptionCost,
+    Profile,
+    StepConditions,
+    costs_of,
+    extra_nanoseconds,
+    levels,
+    peak,
+    peaks_to_come,
+)
 
-KEEP, AGAIN = False, True
+KEEP, AGAIN = Option.KEEP, Option.RECOMPUTE
 
 
 def test_a_step_without_runs_peaks_in_its_head() -> None:
@@ -18,51 +32,94 @@ def test_a_step_without_runs_peaks_in_its_head() -> None:
 
 
 def test_a_step_that_needs_nothing_peaks_at_its_start() -> None:
-    assert peak(chain(run(saved=10, entry=-20, out_saved=10)), [KEEP]) == 0
+    assert peak(chain(run(saved=10, backward_entry=-20, output_saved=10)), [KEEP]) == 0
 
 
 def test_recomputed_run_peaks_in_its_forward() -> None:
-    profile = chain(run(start=10, forward=90, entry=20, saved=30, spike=40, back=5))
-    assert peak(profile, [AGAIN]) == 90
+    profile = chain(
+        run(
+            boundary=10,
+            forward_peak=80,
+            backward_entry=10,
+            saved=30,
+            recompute_peak=40,
+            backward_peak=5,
+        )
+    )
+    assert peak(profile, [AGAIN]) == 10 + 80
 
 
 @pytest.mark.parametrize("choice", [KEEP, AGAIN])
-def test_the_peak_may_lie_between_two_runs(choice: bool) -> None:
-    profile = chain(run(saved=30), run(start=5, forward=10, gap=80))
-    assert peak(profile, [KEEP, choice]) == 30 + 80
-    assert peak(profile, [AGAIN, choice]) == 80
+def test_the_peak_may_lie_between_two_runs(choice: Option) -> None:
+    profile = chain(run(saved=30), run(boundary=5, forward_peak=5, between_blocks_peak=75))
+    assert peak(profile, [KEEP, choice]) == 30 + 5 + 75
+    assert peak(profile, [AGAIN, choice]) == 5 + 75
 
 
 def test_recomputed_run_peaks_in_its_recompute() -> None:
-    profile = chain(run(start=10, forward=50, entry=20, saved=30, spike=70, back=5))
+    profile = chain(
+        run(
+            boundary=10,
+            forward_peak=40,
+            backward_entry=10,
+            saved=30,
+            recompute_peak=70,
+            backward_peak=5,
+        )
+    )
     assert peak(profile, [AGAIN]) == 20 + 70
 
 
 def test_recomputed_run_peaks_in_its_backward() -> None:
-    profile = chain(run(start=10, forward=50, entry=20, saved=30, spike=40, back=45))
+    profile = chain(
+        run(
+            boundary=10,
+            forward_peak=40,
+            backward_entry=10,
+            saved=30,
+            recompute_peak=40,
+            backward_peak=45,
+        )
+    )
     assert peak(profile, [AGAIN]) == 20 + 30 + 45
 
 
 def test_kept_run_peaks_in_its_forward_from_its_own_start() -> None:
-    profile = chain(run(start=10, forward=500, entry=20, saved=30, spike=70, back=5))
+    profile = chain(
+        run(
+            boundary=10,
+            forward_peak=490,
+            backward_entry=10,
+            saved=30,
+            recompute_peak=70,
+            backward_peak=5,
+        )
+    )
     assert peak(profile, [KEEP]) == 10 + 70
 
 
 def test_kept_run_peaks_in_its_backward() -> None:
-    profile = chain(run(start=10, entry=20, saved=30, spike=40, back=45))
+    profile = chain(
+        run(boundary=10, backward_entry=10, saved=30, recompute_peak=40, backward_peak=45)
+    )
     assert peak(profile, [KEEP]) == 20 + 30 + 45
 
 
 def test_kept_run_lets_go_of_an_input_that_it_does_not_save() -> None:
-    profile = chain(run(entry=20, saved=30, back=45, in_idle=8))
+    profile = chain(run(backward_entry=20, saved=30, backward_peak=45, droppable_input=8))
     assert peak(profile, [KEEP]) == 20 - 8 + 30 + 45
     assert peak(profile, [AGAIN]) == 20 + 30 + 45
 
 
+def test_a_run_begins_where_the_boundaries_of_all_before_it_lead() -> None:
+    profile = chain(run(boundary=10), run(boundary=20), run(boundary=-5, forward_peak=50))
+    assert peak(profile, [AGAIN] * 3) == 10 + 20 - 5 + 50
+
+
 LATER = {
-    "forward": run(forward=50),
-    "recompute": run(entry=20, spike=30),
-    "backward": run(entry=20, saved=20, back=10),
+    "forward": run(forward_peak=50),
+    "recompute": run(backward_entry=20, recompute_peak=30),
+    "backward": run(backward_entry=20, saved=20, backward_peak=10),
 }
 
 
@@ -74,14 +131,14 @@ def test_what_is_kept_burdens_every_moment_of_a_later_run(moment: str) -> None:
 
 
 def test_what_is_kept_burdens_a_later_run_that_is_kept() -> None:
-    in_forward = chain(run(saved=100), run(start=20, spike=30))
-    in_backward = chain(run(saved=100), run(entry=20, saved=20, back=10))
+    in_forward = chain(run(saved=100), run(boundary=20, recompute_peak=30))
+    in_backward = chain(run(saved=100), run(backward_entry=20, saved=20, backward_peak=10))
     assert peak(in_forward, [KEEP, KEEP]) == 100 + 50
     assert peak(in_backward, [KEEP, KEEP]) == 100 + 50
 
 
 def test_what_is_kept_later_does_not_burden_an_earlier_run() -> None:
-    profile = chain(run(forward=300), run(saved=100))
+    profile = chain(run(forward_peak=300), run(saved=100))
     assert peak(profile, [AGAIN, KEEP]) == 300
 
 
@@ -94,88 +151,152 @@ def test_what_is_kept_burdens_the_head(head: str) -> None:
 
 
 @pytest.mark.parametrize("choice", [KEEP, AGAIN])
-def test_nothing_that_is_kept_burdens_the_tail(choice: bool) -> None:
+def test_nothing_that_is_kept_burdens_the_tail(choice: Option) -> None:
     assert peak(chain(run(saved=100), head_forward=20, tail=300), [choice]) == 300
 
 
 def test_output_that_a_run_saves_itself_is_not_counted_twice() -> None:
-    profile = chain(run(saved=100, out_saved=30), head_forward=500)
+    profile = chain(run(saved=100, output_saved=30), head_forward=500)
     assert peak(profile, [KEEP]) == 500 + 100 - 30
 
 
 def test_input_that_a_kept_run_does_not_save_is_free_afterwards() -> None:
-    profile = chain(run(saved=100, in_idle=20), head_forward=500)
+    profile = chain(run(saved=100, droppable_input=20), head_forward=500)
     assert peak(profile, [KEEP]) == 500 + 100 - 20
 
 
 def test_keeping_never_frees_more_than_it_holds() -> None:
-    profile = chain(run(saved=10, out_saved=10, in_idle=20), head_forward=500)
+    profile = chain(run(saved=10, output_saved=10, droppable_input=20), head_forward=500)
+    assert peak(profile, [KEEP]) == 500
+
+
+def test_casts_that_a_kept_run_shares_count_once_in_the_forwards() -> None:
+    cast = run(saved=100, shared_casts=30)
+    assert peak(chain(cast, head_forward=500), [KEEP]) == 500 + 100 - 30
+    assert peak(chain(cast, run(forward_peak=500)), [KEEP, AGAIN]) == 500 + 100 - 30
+    assert peak(chain(cast, cast, head_forward=500), [KEEP, KEEP]) == 500 + 2 * (100 - 30)
+
+
+def test_casts_that_a_kept_run_saves_are_its_own_in_the_backwards() -> None:
+    cast = run(saved=100, shared_casts=30)
+    assert peak(chain(cast, head_backward=500), [KEEP]) == 500 + 100
+    assert peak(chain(cast, run(backward_entry=500)), [KEEP, AGAIN]) == 500 + 100
+
+
+def test_a_run_that_saves_less_than_its_casts_holds_nothing_in_the_forwards() -> None:
+    profile = chain(run(saved=20, shared_casts=30), head_forward=500)
     assert peak(profile, [KEEP]) == 500
 
 
 @pytest.mark.parametrize("choice", [KEEP, AGAIN])
-def test_fixed_run_costs_its_forward_and_no_more_whatever_the_plan_says(choice: bool) -> None:
+def test_fixed_run_costs_its_forward_and_no_more_whatever_the_plan_says(choice: Option) -> None:
     profile = chain(
-        run(start=10, forward=60, entry=50, saved=400, spike=400, back=90, fixed=True),
-        run(forward=70),
+        run(
+            boundary=10,
+            forward_peak=50,
+            backward_entry=40,
+            saved=400,
+            recompute_peak=400,
+            backward_peak=90,
+            fixed=True,
+        ),
+        run(forward_peak=60),
         head_forward=65,
     )
-    assert peak(profile, [choice, AGAIN]) == 70
+    assert peak(profile, [choice, AGAIN]) == 10 + 60
 
 
-def test_born_gradients_burden_the_backward_of_their_run_alone() -> None:
-    profile = chain(run(entry=10, spike=20), run(entry=10, spike=20, forward=60), head_backward=50)
-    assert peak(profile.in_step((7, 0), 0), [AGAIN, AGAIN]) == 60
-    assert peak(profile.in_step((70, 0), 0), [AGAIN, AGAIN]) == 10 + 70 + 20
-    assert peak(profile.in_step((0, 70), 0), [AGAIN, AGAIN]) == 10 + 70 + 20
-    assert peak(profile.in_step((70, 70), 0), [KEEP, KEEP]) == 10 + 70
+# What depends on the step
 
 
-def test_stale_outputs_are_gone_in_the_backward() -> None:
-    backward = chain(run(entry=100, spike=20))
+def given_conditions(profile: Profile, allocated: tuple[int, ...], **others: Any) -> Profile:
+    """The profile in a step with such conditions; of gradients, all that are given and no more."""
+    by_end = others.pop("by_end", max(allocated, default=0))
+    return profile.in_step(StepConditions(allocated, by_end, **others))
+
+
+def test_allocated_gradients_burden_the_backward_of_their_run_alone() -> None:
+    profile = chain(
+        run(backward_entry=10, recompute_peak=20),
+        run(backward_entry=10, recompute_peak=20, forward_peak=60),
+        head_backward=50,
+    )
+    assert peak(given_conditions(profile, (7, 0)), [AGAIN, AGAIN]) == 60
+    assert peak(given_conditions(profile, (70, 0)), [AGAIN, AGAIN]) == 10 + 70 + 20
+    assert peak(given_conditions(profile, (0, 70)), [AGAIN, AGAIN]) == 10 + 70 + 20
+    assert peak(given_conditions(profile, (70, 70)), [KEEP, KEEP]) == 10 + 70
+
+
+def test_previous_outputs_are_gone_in_the_backward() -> None:
+    backward = chain(run(backward_entry=100, recompute_peak=20))
     head = chain(head_backward=100)
-    assert peak(backward.in_step((0,), 30), [AGAIN]) == 100 + 20 - 30
-    assert peak(head.in_step((), 30), ()) == 100 - 30
+    assert peak(given_conditions(backward, (0,), previous_output_bytes=30), [AGAIN]) == 120 - 30
+    assert peak(given_conditions(head, (), previous_output_bytes=30), ()) == 100 - 30
 
 
-def test_stale_outputs_are_there_in_the_forward() -> None:
-    profile = chain(run(start=50, forward=100, spike=40), head_forward=80)
-    assert peak(profile.in_step((0,), 30), [AGAIN]) == 100
-    assert peak(profile.in_step((0,), 30), [KEEP]) == 90
+def test_previous_outputs_are_there_in_the_forward() -> None:
+    profile = chain(run(boundary=50, forward_peak=50, recompute_peak=40), head_forward=80)
+    profile = given_conditions(profile, (0,), previous_output_bytes=30)
+    assert peak(profile, [AGAIN]) == 100
+    assert peak(profile, [KEEP]) == 90
 
 
-def test_missing_gradients_are_there_and_stale_outputs_gone_in_the_tail() -> None:
+def test_allocated_gradients_are_there_and_previous_outputs_gone_in_the_tail() -> None:
     profile = chain(run(), tail=100)
-    assert peak(profile.in_step((0,), 0, 40), [AGAIN]) == 100 + 40
-    assert peak(profile.in_step((0,), 30, 40), [AGAIN]) == 100 + 40 - 30
+    assert peak(given_conditions(profile, (40,)), [AGAIN]) == 100 + 40
+    assert peak(given_conditions(profile, (40,), previous_output_bytes=30), [AGAIN]) == 140 - 30
 
 
-def test_born_and_stale_count_together() -> None:
-    profile = chain(run(entry=100, saved=10, spike=20, back=30))
-    assert peak(profile.in_step((5,), 30), [AGAIN]) == 100 + 5 - 30 + 10 + 30
+def test_gradients_of_what_comes_before_the_blocks_are_part_of_the_tail() -> None:
+    profile = chain(run(), tail=100)
+    assert peak(given_conditions(profile, (40,), by_end=70), [AGAIN]) == 100 + 40
+
+
+def test_allocated_gradients_and_previous_outputs_count_together() -> None:
+    profile = chain(run(backward_entry=100, saved=10, recompute_peak=20, backward_peak=30))
+    profile = given_conditions(profile, (5,), previous_output_bytes=30)
+    assert peak(profile, [AGAIN]) == 100 + 5 - 30 + 10 + 30
 
 
 def test_what_is_kept_stays_where_the_graph_outlives_its_backward() -> None:
-    profile = chain(run(entry=10, saved=50, spike=60, back=5), run(saved=70), head_backward=20)
+    profile = chain(
+        run(backward_entry=10, saved=50, recompute_peak=60, backward_peak=5),
+        run(saved=70),
+        head_backward=20,
+    )
     assert peak(profile, [AGAIN, KEEP]) == 70 + 20
-    assert peak(profile.in_step((0, 0), 0, 0, True), [AGAIN, KEEP]) == 70 + 10 + 60
-    assert peak(profile.in_step((30, 0), 0, 30, True), [AGAIN, KEEP]) == 70 + 10 + 60 + 30
+    assert peak(given_conditions(profile, (0, 0), retained=True), [AGAIN, KEEP]) == 70 + 10 + 60
+    more = given_conditions(profile, (30, 0), retained=True)
+    assert peak(more, [AGAIN, KEEP]) == 70 + 10 + 60 + 30
 
 
 def test_what_is_kept_is_there_in_the_tail_where_the_graph_outlives_its_backward() -> None:
     profile = chain(run(saved=50), head_backward=20, tail=90)
-    assert peak(profile.in_step((0,), 0, 0, True), [KEEP]) == 50 + 90
-    assert peak(profile.in_step((0,), 0, 5, True), [KEEP]) == 50 + 90 + 5
+    assert peak(given_conditions(profile, (0,), retained=True), [KEEP]) == 50 + 90
+    assert peak(given_conditions(profile, (0,), by_end=5, retained=True), [KEEP]) == 50 + 90 + 5
 
 
 def test_a_second_backward_finds_all_gradients() -> None:
     profile = chain(run(saved=50), head_backward=100)
-    assert peak(profile.in_step((30,), 0, 40, True), [KEEP]) == 50 + 100 + 40
+    retained = given_conditions(profile, (30,), by_end=40, retained=True)
+    assert peak(retained, [KEEP]) == 50 + 100 + 40
+
+
+def test_steps_of_other_handles_rise_while_everything_kept_is_there() -> None:
+    profile = chain(run(saved=50), head_forward=10)
+    assert peak(given_conditions(profile, (0,), beside_bytes=300), [KEEP]) == 50 + 300
+    assert peak(given_conditions(profile, (0,), beside_bytes=5), [KEEP]) == 50 + 10
+
+
+def test_a_step_without_conditions_is_the_profile_itself() -> None:
+    profile = chain(run(saved=50), head_forward=10)
+    assert profile.in_step(StepConditions()) == profile
+    assert profile.in_step(StepConditions((0,))) == profile
 
 
 def test_gradients_are_needed_for_every_run() -> None:
     with pytest.raises(ValueError):
-        chain(run(), run()).in_step((1,), 0)
+        given_conditions(chain(run(), run()), (1,))
 
 
 def test_a_plan_is_needed_for_every_run() -> None:
@@ -185,15 +306,31 @@ def test_a_plan_is_needed_for_every_run() -> None:
 
 def test_time_is_that_of_the_recomputed_runs() -> None:
     profile = chain(run(nanoseconds=3), run(nanoseconds=5), run(nanoseconds=9, fixed=True))
-    assert recompute_nanoseconds(profile, [AGAIN, KEEP, KEEP]) == 3
-    assert recompute_nanoseconds(profile, [AGAIN, AGAIN, AGAIN]) == 8
+    assert extra_nanoseconds(profile, [AGAIN, KEEP, KEEP]) == 3
+    assert extra_nanoseconds(profile, [AGAIN, AGAIN, AGAIN]) == 8
 
 
 def test_three_runs_by_hand() -> None:
     profile = chain(
-        run(start=0, forward=30, entry=10, saved=100, spike=120, back=20),
-        run(start=10, forward=40, entry=20, saved=80, spike=90, back=25, out_saved=10),
-        run(start=20, forward=50, entry=30, saved=60, spike=75, back=15, in_idle=5),
+        run(forward_peak=30, backward_entry=10, saved=100, recompute_peak=120, backward_peak=20),
+        run(
+            boundary=10,
+            forward_peak=30,
+            backward_entry=10,
+            saved=80,
+            recompute_peak=90,
+            backward_peak=25,
+            output_saved=10,
+        ),
+        run(
+            boundary=10,
+            forward_peak=30,
+            backward_entry=10,
+            saved=60,
+            recompute_peak=75,
+            backward_peak=15,
+            droppable_input=5,
+        ),
         head_forward=35,
         head_backward=45,
     )
@@ -205,7 +342,124 @@ def test_three_runs_by_hand() -> None:
 @steady
 @given(chains.realistic_chains())
 def test_more_memory_at_a_moment_never_lowers_the_peak(profile: Profile) -> None:
-    raised = profile.in_step([10] * len(profile.runs), 0)
+    raised = given_conditions(profile, (10,) * len(profile.runs))
     for choice in (KEEP, AGAIN):
         plan = [choice] * len(profile.runs)
         assert peak(profile, plan) <= peak(raised, plan) <= peak(profile, plan) + 10
+
+
+# Any plan, moment by moment
+
+
+def simulated(profile: Profile, choices: Sequence[Option]) -> list[int]:
+    """The bytes at every moment of a step, by keeping account of whose bytes are on the device."""
+    costs, runs = costs_of(profile, choices), profile.runs
+    there: dict[int, int] = {}
+    away: set[int] = set()
+    base, moments = 0, [0]
+    for k, (each, cost) in enumerate(zip(runs, costs, strict=True)):
+        base += each.boundary
+        for j in release_due(costs, there, forwards_done=k):
+            del there[j]
+            away.add(j)
+        moments.append(base + sum(there.values()) + cost.forward_peak)
+        there[k] = cost.forward_held
+    for j in release_due(costs, there, forwards_done=len(runs)):
+        del there[j]
+        away.add(j)
+    moments.append(sum(there.values()) + profile.head_forward)
+    there = {k: costs[k].backward_held for k in there}
+    for j in [j for j in away if j + costs[j].prefetch_before >= len(runs)]:
+        there[j] = costs[j].backward_held
+    moments.append(sum(there.values()) + profile.head_backward)
+    for k in reversed(range(len(runs))):
+        for j in [j for j in away if j + costs[j].prefetch_before == k]:
+            there[j] = costs[j].backward_held
+        del there[k]  # from here on part of its own backward's peak
+        moments.append(base + sum(there.values()) + costs[k].backward_peak)
+        base -= runs[k].boundary
+    assert not there
+    return [*moments, profile.tail]
+
+
+def release_due(
+    costs: Sequence[OptionCost], there: dict[int, int], forwards_done: int
+) -> list[int]:
+    """The runs whose release point is reached after so many forwards."""
+    points = ((j, costs[j].release_after) for j in there)
+    return [j for j, after in points if after is not None and j + 1 + after <= forwards_done]
+
+
+any_casts = st.one_of(chains.realistic_chains(9, most_casts=150), chains.odd_chains(8, 6))
+
+
+@settings(steady, max_examples=250)
+@given(any_casts, st.data())
+def test_the_peak_is_the_highest_moment_of_the_step(profile: Profile, data: st.DataObject) -> None:
+    choices = [data.draw(st.sampled_from([KEEP, AGAIN])) for _ in profile.runs]
+    assert peak(profile, choices) == max(simulated(profile, choices))
+
+
+@settings(steady, max_examples=400)
+@given(chains.offloading_chains(), st.data())
+def test_bytes_that_leave_the_device_count_until_they_go_and_from_when_they_come_back(
+    profile: Profile, data: st.DataObject
+) -> None:
+    options = [KEEP, AGAIN, chains.OFFLOAD, chains.OFFLOAD]
+    choices = [data.draw(st.sampled_from(options)) for _ in profile.runs]
+    assert peak(profile, choices) == max(simulated(profile, choices))
+
+
+def sent_off(release: int, prefetch: int, *others: int) -> Profile:
+    """A run that holds 100 bytes, and others that peak at so much in forward and backward."""
+    cost = OptionCost(chains.OFFLOAD, 0, 0, 100, 100, 0, release, prefetch)
+    first = chains.FreeRun(0, (cost,))
+    rest = [chains.FreeRun(0, (OptionCost(AGAIN, peak, peak),)) for peak in others]
+    return chain(first, *rest)
+
+
+def test_bytes_that_leave_do_not_burden_what_runs_while_they_are_away() -> None:
+    choices = [chains.OFFLOAD, AGAIN, AGAIN, AGAIN]
+    assert peak(sent_off(0, 0, 10, 20, 30), choices) == 30
+    assert peak(sent_off(1, 0, 10, 20, 30), choices) == 100 + 10
+    assert peak(sent_off(0, 2, 10, 20, 30), choices) == 100 + 20
+    assert peak(sent_off(2, 1, 10, 20, 30), choices) == 100 + 20
+    assert peak(sent_off(3, 0, 10, 20, 30), choices) == 100 + 30
+    assert peak(sent_off(9, 0, 10, 20, 30), choices) == 100 + 30
+
+
+@steady
+@given(st.one_of(any_casts, chains.offloading_chains()), st.data())
+def test_what_is_to_come_at_the_start_is_the_peak_of_the_whole_step(
+    profile: Profile, data: st.DataObject
+) -> None:
+    choices = [data.draw(st.sampled_from([KEEP, AGAIN])) for _ in profile.runs]
+    forward, head, backward = peaks_to_come(profile, choices)
+    assert (forward[0] if forward else head) == peak(profile, choices)
+    assert [*forward, head, *backward[::-1]] == sorted([*forward, head, *backward], reverse=True)
+    assert not backward or backward[0] >= profile.tail
+
+
+@steady
+@given(st.one_of(any_casts, chains.offloading_chains()), st.data())
+def test_what_is_to_come_is_the_highest_of_the_moments_that_are_left(
+    profile: Profile, data: st.DataObject
+) -> None:
+    choices = [data.draw(st.sampled_from([KEEP, AGAIN])) for _ in profile.runs]
+    count, (_, *moments) = len(profile.runs), simulated(profile, choices)
+    forward, head, backward = peaks_to_come(profile, choices)
+    assert forward == [max(moments[k:]) for k in range(count)]
+    assert head == max(moments[count:])
+    assert backward[::-1] == [max(moments[count + 2 + k :]) for k in range(count)]
+
+
+def test_levels_are_what_is_in_use_before_each_run_begins() -> None:
+    profile = chain(
+        run(boundary=10, saved=100, backward_entry=3),
+        run(boundary=20, saved=70, shared_casts=30, backward_entry=4),
+        run(boundary=5, saved=50, backward_entry=6),
+    )
+    forward, head, backward = levels(profile, [KEEP, KEEP, AGAIN])
+    assert forward == [10, 30 + 100, 35 + 100 + 40]
+    assert head == 35 + 100 + 40
+    assert backward == [10 + 100 + 3, 30 + 170 + 4, 35 + 170 + 6]

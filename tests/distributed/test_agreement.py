@@ -26,6 +26,7 @@ from twins import Record, batches_of, in_fp32, throwing_dice, train_side_by_side
 import mimose
 import models
 from compare import assert_same_gradients
+from mimose.costs.options import Option
 from mimose.errors import ConflictError
 from mimose.training.ranks import Agreement
 
@@ -100,7 +101,7 @@ def train(
     with throwing_dice(ours, rank) as handle:
         batches = batches_of(0 if spread is tensor_parallel else rank)
         record = train_side_by_side(plain, ours, handle, batches, loss_of=in_fp32)
-        return record, handle._engine._agreement.needed
+        return record, handle._engine._hooks.agreement.needed
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -164,11 +165,11 @@ def attach_to_other_blocks(rank: int) -> str:
     model = with_shared_norm()
     blocks = ["encoder.layers.0", "encoder.layers.1", "encoder.layers.2"][: 3 - rank]
     with mimose.auto_checkpoint(model, "4GiB", blocks=blocks, planner="recompute_all") as handle:
-        agreement = handle._engine._agreement
-        for interceptor in handle._engine._attachment.interceptors:
+        agreement = handle._engine._hooks.agreement
+        for interceptor in handle._engine._hooks.interceptors:
             interceptor.trusted, interceptor.speaks_to = True, frozenset({0, 1})
         try:
-            agreement.agree({(0, 0): True})
+            agreement.agree({(0, 0): Option.RECOMPUTE})
         except ConflictError as error:
             return str(error)
     return "no error"
@@ -186,14 +187,22 @@ class Stub:
         self.trusted = trusted
         self.speaks_to = frozenset({0, 1})
 
+    def follow(self, trusted: bool | None) -> None:
+        self.trusted = trusted
+
 
 def exchange(rank: int) -> dict[str, Any]:
     interceptors = [Stub(), Stub(trusted=None if rank else True), Stub(trusted=rank == 0)]
     agreement = Agreement(interceptors)  # type: ignore[arg-type]
-    mine = {(0, 0): rank == 0, (0, 20): rank == 1, (1, 0): False, (2, 0): False}
+    mine = {
+        (0, 0): Option.of(rank == 0),
+        (0, 20): Option.of(rank == 1),
+        (1, 0): Option.KEEP,
+        (2, 0): Option.KEEP,
+    }
     return {
         "both plan": agreement.agree(mine),
-        "one knows more": agreement.agree(mine if rank else {**mine, (1, 1): False}),
+        "one knows more": agreement.agree(mine if rank else {**mine, (1, 1): Option.KEEP}),
         "one observes": agreement.agree(mine if rank else None),
         "any": [agreement.any(rank == 1), agreement.any(False)],
         "trusted": [interceptor.trusted for interceptor in interceptors],
@@ -202,9 +211,14 @@ def exchange(rank: int) -> dict[str, Any]:
 
 def test_what_one_rank_recomputes_observes_or_distrusts_all_do(pair: Pair) -> None:
     first, second = pair.run(exchange)
-    assert first["both plan"] == {(0, 0): True, (0, 20): True, (1, 0): False, (2, 0): False}
+    assert first["both plan"] == {
+        (0, 0): Option.RECOMPUTE,
+        (0, 20): Option.RECOMPUTE,
+        (1, 0): Option.KEEP,
+        (2, 0): Option.KEEP,
+    }
     assert first["both plan"] == second["both plan"]
-    assert first["one knows more"][(1, 1)] is True
+    assert first["one knows more"][(1, 1)] is Option.RECOMPUTE
     assert first["one observes"] is second["one observes"] is None
     assert first["any"] == second["any"] == [True, False]
     assert first["trusted"] == second["trusted"] == [True, None, False]
@@ -226,4 +240,4 @@ def test_a_process_alone_agrees_with_nobody() -> None:
     model, batch = models.encoder()
     with mimose.auto_checkpoint(model, "1GiB") as handle:
         models.loss_of(model, batch).backward()
-        assert handle._engine._agreement.needed is None
+        assert handle._engine._hooks.agreement.needed is None

@@ -50,7 +50,7 @@ def train(rank: int, stage: int) -> tuple[Record, str | None]:
                 same(_held(mine), _held(its))
             record.plans.append(plan_of_last_step(handle))
             handle._engine.scheduler.cache.clear()
-        return record, handle._engine._agreement.needed
+        return record, handle._engine._hooks.agreement.needed
 
 
 def _held(parameter: Any) -> torch.Tensor:

@@ -25,9 +25,10 @@ import mimose
 import models
 from compare import assert_same_gradients
 from loops import Dice, Predictions, lengths, texts
-from mimose.interception.attachment import Attachment, BlockInterceptor
+from mimose.interception.attachment import Attachment
 from mimose.interception.blocks import find_blocks
 from mimose.training.setting import Setting
+from parts import Only
 
 
 def sharded(model: Any, **options: Any) -> nn.Module:
@@ -65,7 +66,7 @@ def train(
             accumulating=accumulating,
             updates_after=last,
         )
-        return record, handle._engine._agreement.needed
+        return record, handle._engine._hooks.agreement.needed
 
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -94,19 +95,9 @@ def test_gradients_accumulated_without_sync_are_those_of_plain_fsdp2(pair: Pair)
     assert_plans_differ([first, second])
 
 
-class Alternating:
-    """Recomputes all blocks in every other step."""
-
-    def __init__(self) -> None:
-        self.again = True
-
-    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
-        return self.again
-
-
 def train_compiled(rank: int) -> tuple[list[str], list[frozenset[int]]]:
     """By a director: on a CPU nothing is compiled while a session counts storages."""
-    ours, director = models.Encoder(), Alternating()
+    ours, director = models.Encoder(), Only()
     plain = copy.deepcopy(ours)
     for model in (plain, ours):
         for block in model.encoder.layers:
@@ -114,7 +105,7 @@ def train_compiled(rank: int) -> tuple[list[str], list[frozenset[int]]]:
         sharded(model)
     interceptors = Attachment(ours, find_blocks(ours), director).interceptors
     for i, batch in enumerate(batches_of(rank, 6)):
-        director.again = i % 2 == 0
+        director.blocks = (0, 1, 2) if i % 2 == 0 else ()
         for model in (plain, ours):
             model.zero_grad()
             torch.manual_seed(i)
@@ -164,7 +155,7 @@ def predict(rank: int) -> tuple[list[float], int]:
 
 def test_predicted_peaks_of_a_sharded_model_are_the_real_ones(pair: Pair) -> None:
     for errors, plans in pair.run(predict):
-        assert len(errors) >= 5
+        assert len(errors) >= 3
         assert plans >= 3
         # Not quite exact on a CPU: gloo's threads let go of their buffers when they come to it.
         assert min(errors) > -0.02

@@ -14,7 +14,7 @@ import mimose
 import models
 from compare import assert_same_gradients
 from mimose.errors import OutOfMemory
-from mimose.execution.collectives import Spoken
+from mimose.execution.collectives import CollectivesIssued
 from mimose.training.ranks import why_not_alone
 
 
@@ -70,13 +70,13 @@ def test_a_rank_that_fails_in_its_backward_says_why_it_does_not_try_again(pair: 
 
 
 def speaks(rank: int) -> list[str | None]:
-    spoken = Spoken()
+    spoken = CollectivesIssued()
     before = why_not_alone(spoken, in_forward=True)
     torch.distributed.all_reduce(torch.ones(1))
     return [
         before,
         why_not_alone(spoken, in_forward=True),
-        why_not_alone(Spoken(), in_forward=True),
+        why_not_alone(CollectivesIssued(), in_forward=True),
     ]
 
 
@@ -89,4 +89,4 @@ def test_a_rank_that_has_issued_a_collective_is_bound_to_the_others(pair: Pair) 
 
 
 def test_a_process_alone_may_always_try_again() -> None:
-    assert why_not_alone(Spoken(), in_forward=False) is None
+    assert why_not_alone(CollectivesIssued(), in_forward=False) is None

@@ -14,9 +14,10 @@ import mimose
 import models
 from compare import assert_same_gradients
 from loops import Dice, texts
+from mimose.costs.options import Option
 
 Batch = dict[str, Any]
-Choices = tuple[bool, ...]
+Choices = tuple[Option, ...]
 
 
 @dataclass
@@ -89,5 +90,7 @@ def train_side_by_side(
 
 
 def plan_of_last_step(handle: mimose.Mimose) -> Choices | None:
-    step = handle._engine._last_step
-    return step.plan.recompute if hasattr(step, "plan") else None
+    step = handle._engine._now.last
+    if step is None or step.observed or not step.has_plan:
+        return None
+    return step.plan.choices

@@ -14,7 +14,6 @@ from torch import nn
 import mimose
 from mimose.costs.input_size import InputSize
 from mimose.estimation.multi_pass import MultiPass
-from mimose.training.steps import PlannedStep
 
 
 def size(*dims: int) -> InputSize:
@@ -110,7 +109,7 @@ def trained(
         model.zero_grad()
         losses.append(loss.item())
         if handle is not None:
-            seen.append(handle._engine._last_step)
+            seen.append(handle._engine._now.last)
     if handle is not None:
         handle.detach()
     return losses, handle
@@ -142,9 +141,9 @@ def test_many_passes_of_one_length_are_planned_together() -> None:
     losses, handle = trained(chunks, "1GiB", steps)
     assert losses == plain
     assert handle.stats().observed_steps <= 12
-    planned = [step for step in steps[20:] if isinstance(step, PlannedStep)]
+    planned = [step for step in steps[20:] if step.has_plan and not step.observed]
     assert len(planned) >= 18
-    assert not any(step.surprised for step in planned)
+    assert not any(bool(step.surprises) for step in planned)
     assert all(step.plan.kept == 40 for step in planned)
 
 
@@ -166,10 +165,10 @@ def test_passes_of_independent_lengths_are_kept_where_there_is_room(
     losses, handle = trained(drawn, "1GiB", steps)
     assert losses == plain
     assert handle.stats().observed_steps <= 20
-    planned = [step for step in steps[20:] if isinstance(step, PlannedStep)]
-    whole = [step for step in planned if step.plan.kept == len(step.plan.recompute)]
+    planned = [step for step in steps[20:] if step.has_plan and not step.observed]
+    whole = [step for step in planned if step.plan.kept == len(step.plan.choices)]
     assert len(whole) >= 16
-    assert sum(step.surprised for step in whole) <= 4
+    assert sum(bool(step.surprises) for step in whole) <= 4
 
 
 @pytest.mark.parametrize("drawn", [query_and_document, document_and_query, triplet])
@@ -183,8 +182,10 @@ def test_each_pass_is_planned_for_its_own_length(
     losses, handle = trained(drawn, f"{budget}B", steps)
     assert losses == plain
     assert handle.stats().peak_bytes <= budget
-    planned = [step for step in steps if isinstance(step, PlannedStep) and not step.surprised]
+    planned = [
+        step for step in steps if step.has_plan and not step.observed and not bool(step.surprises)
+    ]
     lengths = [sum(step.size.dims[1::2]) for step in planned]
     kept = {length: step.plan.kept for length, step in zip(lengths, planned, strict=True)}
     assert kept[min(kept)] > kept[max(kept)]
-    assert len({step.plan.recompute for step in planned}) > 2
+    assert len({step.plan.choices for step in planned}) > 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,9 +11,9 @@ import mimose
 import models
 from loops import Batch, texts, train
 from mimose.costs.observations import StepObservation
+from mimose.estimation.prediction import Surprise
 from mimose.memory.clock import Clock
 from mimose.reporting.reader import read_recording
-from mimose.training.steps import ObservedStep
 
 
 class LateClock(Clock):
@@ -30,13 +31,19 @@ class LateClock(Clock):
         return None if self.late else float(start[0])
 
 
+def seconds_of(*observations: StepObservation) -> set[float]:
+    """The times of all their runs."""
+    return {run.nanoseconds / 1e9 for seen in observations for run in seen.runs}
+
+
 class Observing:
     """A handle that only observes, under a late clock from the second step on."""
 
     def __init__(self, record: Path | None = None) -> None:
         self.model = models.Encoder()
         self.handle = mimose.auto_checkpoint(self.model, "1GiB", record=record)
-        vars(self.handle._engine)["_planned"] = lambda *_: None
+        engine = self.handle._engine
+        engine.options = replace(engine.options, observe_only=True)
         train(self.model, texts([30]))
         assert self.handle._engine.setting is not None
         self.clock = self.handle._engine.setting.clock = LateClock()
@@ -58,19 +65,19 @@ class Observing:
     @property
     def seconds(self) -> list[set[float]]:
         """Of each observation's runs, the oldest observation first."""
-        return [{run.seconds for run in seen.runs} for seen in self.observations]
+        return [seconds_of(seen) for seen in self.observations]
 
 
 def test_late_times_are_taken_in_and_are_not_another_observation() -> None:
     run = Observing()
     cost_model = run.handle._engine.scheduler.cost_model
     run.train(*texts([40, 50, 60]))
-    before, mark = cost_model.version, cost_model.mark
+    observed, version = cost_model.observed, cost_model.version
     assert all(max(seconds) < 1e-3 for seconds in run.seconds)  # bytes stand in for them
     run.times_come()
     assert run.seconds == [{1.0}, {2.0}, {3.0}]
-    assert cost_model.version == before == 3
-    assert cost_model.mark is not mark  # plans are made anew with them
+    assert cost_model.observed == observed
+    assert cost_model.version > version  # plans are made anew with them
     run.handle.detach()
 
 
@@ -80,19 +87,19 @@ def test_late_times_count_in_predictions_of_sizes_never_seen() -> None:
     sizes = texts([40, 60, 80, 100, 70])
     run.train(*sizes[:4])
     run.times_come()
-    profile = cost_model.predict(run.handle._engine.size_of((), sizes[4]))
-    assert profile is not None
-    assert all(1e9 <= cost.nanoseconds <= 4e9 for cost in profile.runs)
+    prediction = cost_model.predict(run.handle._engine.size_of((), sizes[4]))
+    assert prediction is not None
+    assert all(1e9 <= cost.nanoseconds <= 4e9 for cost in prediction.profile.runs)
     run.handle.detach()
 
 
 def test_late_times_say_nothing_about_a_doubt_that_has_come_since() -> None:
     run = Observing()
-    prediction_margin = run.handle._engine.scheduler.cost_model.prediction_margin
     run.train(*texts([40, 50]))
-    prediction_margin.failed()
+    reliability = run.handle._engine.scheduler.cost_model.reliability
+    reliability.surprised(Surprise.EVICTED)
     run.times_come()
-    assert prediction_margin.in_doubt
+    assert reliability.suspects(run.observations[0].size)
     run.handle.detach()
 
 
@@ -114,7 +121,7 @@ def test_late_times_go_to_the_regime_that_they_were_seen_in() -> None:
     assert regimes[0] is regimes[2] is not regimes[1]
     run.times_come()
     for cost_model, times in zip(regimes[:2], ({1.0, 3.0}, {2.0, 4.0}), strict=True):
-        assert {r.seconds for o in cost_model._observations() for r in o.runs} == times
+        assert seconds_of(*cost_model._observations()) == times
     run.handle.detach()
 
 
@@ -130,8 +137,9 @@ def test_a_recording_tells_late_times_and_no_more_observations_than_there_were(
     run.train(*texts([70]))
     run.handle.detach()
     recording = read_recording(tmp_path / "run.jsonl")
-    assert [{r.seconds for r in o.runs} for o in recording.observations] == [{1.0}, {2.0}, {4.0}]
-    assert recording.cost_model().version == 3
+    whole = [seen for seen in recording.observations if not seen.provisional]
+    assert [seconds_of(seen) for seen in whole] == [{1.0}, {2.0}, {4.0}]
+    assert len(list(recording.cost_model()._observations())) == 3
 
 
 class TellsSome(LateClock):
@@ -146,11 +154,11 @@ def test_times_and_what_stands_in_for_them_are_not_mixed() -> None:
     assert run.handle._engine.setting is not None
     run.handle._engine.setting.clock = TellsSome()
     train(run.model, texts([40]))
-    step = run.handle._engine._last_step
-    assert isinstance(step, ObservedStep)
+    step = run.handle._engine._now.last
+    assert step is not None
+    assert step.collector is not None
     observation = step.collector.observation(step.size)
     assert observation is not None
-    assert [r.seconds for r in observation.runs] == [
-        r.saved_bytes * 1e-12 for r in observation.runs
-    ]
+    stand_ins = [round(r.saved * 1e-12 * 1e9) for r in observation.runs]
+    assert [r.nanoseconds for r in observation.runs] == stand_ins
     run.handle.detach()

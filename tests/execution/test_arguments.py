@@ -1,4 +1,4 @@
-"""Blocks that are given objects: a trial changes none, and a recompute finds what was there."""
+"""Objects as arguments: a trial does not change them, a recompute gets them as they were."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from torch import nn
 import mimose
 from compare import assert_same_gradients, live_tensors
 from mimose.errors import MimoseWarning
-from mimose.execution.arguments import Given, are_plain
+from mimose.execution.arguments import ArgumentCopies, are_plain
 
 WIDTH, STEPS = 8, 4
 Use = Callable[[torch.Tensor, Any], torch.Tensor]
 
 
 class Block(nn.Module):
-    """What `use` does with its output and the object that it is given."""
+    """Returns what `use` makes of its output and the object in its arguments."""
 
     def __init__(self, use: Use) -> None:
         super().__init__()
@@ -68,11 +68,11 @@ def losses_of(model: nn.Module) -> list[float]:
 
 
 def assert_as_plain(model: nn.Module) -> list[bool | None]:
-    """It trains as it would alone; whether each block turned out to be one to recompute."""
+    """Assert that it trains as the plain model; return whether each block can be recomputed."""
     plain = copy.deepcopy(model)
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all") as handle:
         losses = losses_of(model)
-        trusted = [interceptor.trusted for interceptor in handle._engine._attachment.interceptors]
+        trusted = [interceptor.trusted for interceptor in handle._engine._hooks.interceptors]
     assert losses == losses_of(plain)
     assert_same_gradients(model, plain)
     return trusted
@@ -168,12 +168,15 @@ CHANGED: dict[str, tuple[Use, Callable[[], Any], Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGED)
-def test_a_block_that_changes_what_it_is_given_is_kept_from_its_first_run_on(kind: str) -> None:
-    with pytest.warns(MimoseWarning, match="cannot be recomputed: it "):
+def test_a_block_that_changes_its_arguments_is_kept_from_its_first_run(kind: str) -> None:
+    with pytest.warns(
+        MimoseWarning,
+        match=r"cannot be recomputed: (it changes what it is given|one of its arguments is) ",
+    ):
         assert assert_as_plain(Net(*CHANGED[kind])) == [False] * 3
 
 
-def test_a_block_that_changes_what_it_is_given_is_never_run_twice() -> None:
+def test_a_block_that_changes_its_arguments_is_never_run_twice() -> None:
     runs: list[int] = []
 
     def counting(y: torch.Tensor, given: Any) -> torch.Tensor:
@@ -195,7 +198,7 @@ class Batch:
 
 
 class Graph(nn.Module):
-    """Its layers replace what a data object holds, or the model does that itself."""
+    """Its layers replace the features of a data object, or the model does so itself."""
 
     def __init__(self, in_layers: bool) -> None:
         super().__init__()
@@ -225,7 +228,7 @@ class GraphLayer(nn.Module):
         return x
 
 
-def test_layers_that_replace_features_of_a_data_object_train_as_they_would_alone() -> None:
+def test_layers_that_replace_features_of_a_data_object_train_as_in_the_plain_model() -> None:
     with pytest.warns(MimoseWarning, match=r"it changes what it is given \(a Batch\)"):
         assert assert_as_plain(Graph(in_layers=True)) == [False] * 3
 
@@ -241,7 +244,7 @@ def test_a_forward_that_is_only_looked_at_changes_nothing(kind: str) -> None:
     assert_same_gradients(model, plain)
 
 
-def test_a_recompute_finds_a_data_object_as_its_forward_found_it() -> None:
+def test_a_recompute_gets_a_data_object_as_it_was_in_the_forward() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", MimoseWarning)
         assert assert_as_plain(Graph(in_layers=False)) == [True] * 3
@@ -249,9 +252,7 @@ def test_a_recompute_finds_a_data_object_as_its_forward_found_it() -> None:
 
 @pytest.mark.parametrize("in_layers", [True, False])
 @pytest.mark.parametrize("backward", [True, False])
-def test_nothing_of_a_graph_that_an_object_holds_stays_behind(
-    in_layers: bool, backward: bool
-) -> None:
+def test_a_graph_held_by_an_argument_object_is_freed(in_layers: bool, backward: bool) -> None:
     before, model = live_tensors(), Graph(in_layers)
     with (
         warnings.catch_warnings(),
@@ -267,7 +268,7 @@ def test_nothing_of_a_graph_that_an_object_holds_stays_behind(
     assert live_tensors() == before
 
 
-def test_a_block_that_begins_to_change_what_it_is_given_is_kept_from_that_run_on() -> None:
+def test_a_block_that_starts_to_change_its_arguments_is_kept_from_then_on() -> None:
     def later(y: torch.Tensor, given: Any) -> torch.Tensor:
         return collects(y, given) if given.on else y
 
@@ -290,7 +291,7 @@ def switched(on: bool) -> Collector:
     return made  # type: ignore[no-any-return]
 
 
-def test_a_tensor_in_an_object_that_changes_in_place_before_the_backward_is_an_error() -> None:
+def test_changing_a_tensor_in_an_argument_object_before_the_backward_raises() -> None:
     scale = SimpleNamespace(by=torch.ones(WIDTH))
     model = Net(lambda y, given: y * given.by, lambda: scale, nothing)
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
@@ -301,7 +302,7 @@ def test_a_tensor_in_an_object_that_changes_in_place_before_the_backward_is_an_e
 
 
 class CarriesAState(nn.Module):
-    """Writes each layer's state to where it got it from, after the layer's run."""
+    """After each layer, writes the layer's new state in place over its old state."""
 
     def __init__(self, pack: Callable[[list[torch.Tensor]], Any]) -> None:
         super().__init__()
@@ -357,7 +358,7 @@ def test_copies_are_of_the_same_kinds_and_share_tensors() -> None:
     original = SimpleNamespace(x=tensor, queue=deque([1, [2]]), table=table, slots=Slotted())
     original.self = original
     original.slots.count = weakref.ref(original.slots)  # type: ignore[assignment]
-    given = Given.of((original, [tensor]), {"name": "a"})
+    given = ArgumentCopies.of((original, [tensor]), {"name": "a"})
     assert given is not None
     twin = given.args[0]
     assert given.problem is None
@@ -372,12 +373,12 @@ def test_copies_are_of_the_same_kinds_and_share_tensors() -> None:
     assert given.changed() is None
 
 
-def test_arguments_that_lead_to_very_many_objects_are_not_copied() -> None:
-    given = Given.of((SimpleNamespace(many=[[] for _ in range(2000)]),), {})
+def test_arguments_that_refer_to_very_many_objects_are_not_copied() -> None:
+    given = ArgumentCopies.of((SimpleNamespace(many=[[] for _ in range(2000)]),), {})
     assert given is not None
-    assert given.problem == "its arguments lead to more than 1000 objects"
+    assert given.problem == "its arguments refer to more than 1000 objects"
 
 
-def test_tensors_and_plain_values_in_plain_containers_are_not_looked_at() -> None:
+def test_tensors_and_plain_values_in_plain_containers_are_not_copied() -> None:
     assert are_plain((torch.ones(1), [1, "a", {"b": (None, torch.float32)}]), {"c": 2.0})
     assert not are_plain((torch.ones(1),), {"c": [deque()]})

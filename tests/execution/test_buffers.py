@@ -1,4 +1,4 @@
-"""Buffers are updated once a step, whatever stands between `checkpoint` and their module."""
+"""Buffers are updated once a step, however `checkpoint` reaches their module."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def as_function_in_closure(model: nn.Module) -> Call:
         as_function_in_closure,
     ],
 )
-def test_batch_norm_is_found_behind_other_callables(behind: Callable[[nn.Module], Call]) -> None:
+def test_batch_norm_is_found_inside_partials_methods_and_closures(
+    behind: Callable[[nn.Module], Call],
+) -> None:
     model = GLOBAL_MODEL
     model[1].reset_running_stats()
     mimose.checkpoint(behind(model), torch.randn(2, 3, 8, 8)).sum().backward()

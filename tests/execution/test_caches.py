@@ -26,7 +26,7 @@ class CacheLayer:
 
 
 class Cache:
-    """What decoders pass along: made like those of transformers."""
+    """A key-value cache like those of transformers."""
 
     def __init__(self) -> None:
         self.layers: list[CacheLayer] = []
@@ -45,7 +45,7 @@ class Cache:
 
 
 class Attention(nn.Module):
-    """Adds its keys to a cache and attends to all that is there."""
+    """Adds its keys to a cache and attends to all keys in it."""
 
     runs = 0  # of all of them; a recompute would leave an instance's own as it was
 
@@ -159,7 +159,7 @@ def test_layers_that_transformers_would_not_checkpoint_train_with_their_cache(ki
     assert not any(ref() is not None for ref in seen)
 
 
-def test_keys_of_a_recomputed_block_are_gone_after_its_run() -> None:
+def test_keys_of_a_recomputed_block_are_freed_after_its_run() -> None:
     model = Decoder()
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
         for step in range(3):
@@ -172,7 +172,7 @@ def test_keys_of_a_recomputed_block_are_gone_after_its_run() -> None:
     assert cache.get_seq_length() == 0
 
 
-def test_nothing_of_a_step_stays_in_a_cache_after_it() -> None:
+def test_a_cache_holds_no_tensor_after_the_step() -> None:
     model = Decoder()
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
         for step in range(3):
@@ -183,7 +183,7 @@ def test_nothing_of_a_step_stays_in_a_cache_after_it() -> None:
             assert not any(ref() is not None for layer in model.layers for ref in layer.made)
 
 
-def test_a_cache_that_is_asked_for_is_filled_once() -> None:
+def test_a_requested_cache_is_filled_once() -> None:
     model = Decoder()
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
         for step in range(3):
@@ -192,7 +192,7 @@ def test_a_cache_that_is_asked_for_is_filled_once() -> None:
             assert cache.get_seq_length() == 4 + step
 
 
-def test_a_block_that_is_given_a_tuned_prefix_is_recomputed() -> None:
+def test_a_block_with_a_tuned_prefix_in_its_cache_is_recomputed() -> None:
     model = Decoder()
     plain = copy.deepcopy(model)
 
@@ -213,7 +213,7 @@ def test_a_block_that_is_given_a_tuned_prefix_is_recomputed() -> None:
     assert_same_gradients(model, plain)
 
 
-def test_a_cache_that_is_first_read_later_is_said_and_filled_from_then_on() -> None:
+def test_a_cache_first_read_in_a_later_step_warns_and_is_filled_from_then_on() -> None:
     model = Decoder()
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
         for step in range(2):

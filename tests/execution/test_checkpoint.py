@@ -58,7 +58,7 @@ def test_no_activation_lives_between_forward_and_backward() -> None:
     del out
 
 
-def test_rebuilt_activations_die_with_the_backward_though_the_graph_stays() -> None:
+def test_rebuilt_activations_are_freed_with_the_backward_even_if_the_graph_is_retained() -> None:
     model, x = Layer(), torch.randn(2, 5, 16, requires_grad=True)
     with Storages(model, x) as storages:
         out = mimose.checkpoint(model, x)
@@ -230,7 +230,7 @@ def test_gradients_of_gradients_are_those_of_the_plain_call() -> None:
     assert_same_gradients(model, plain)
 
 
-def test_function_may_take_gradients_of_its_own() -> None:
+def test_function_may_run_a_backward_inside() -> None:
     model = nn.Linear(4, 4)
     plain, x = copy.deepcopy(model), torch.randn(3, 4)
 
@@ -268,7 +268,7 @@ class ReadsTwice(torch.autograd.Function):
         return grad * x.exp()
 
 
-def test_reading_saved_tensors_twice_in_one_backward_is_an_error_that_says_so() -> None:
+def test_reading_saved_tensors_twice_in_one_backward_raises() -> None:
     out = mimose.checkpoint(ReadsTwice.apply, torch.ones(3, requires_grad=True))
     with pytest.raises(CheckpointError, match=r"apply: .*already unpacked once.*read it once"):
         out.sum().backward()
@@ -279,7 +279,7 @@ def backward_of(model: Counted, **options: Any) -> Counted:
     return model
 
 
-def test_recompute_stops_at_the_last_tensor_it_owes() -> None:
+def test_recompute_stops_at_the_last_saved_tensor() -> None:
     model = backward_of(Counted())
     assert (model.starts, model.ends) == (2, 1)
 
@@ -337,7 +337,7 @@ def test_recompute_that_differs_raises_an_error_with_the_name_of_the_function(
     assert isinstance(raised.value, MimoseError)
 
 
-def test_metadata_is_not_compared_if_asked() -> None:
+def test_metadata_is_not_compared_with_determinism_check_none() -> None:
     x = torch.ones(3, requires_grad=True)
     mimose.checkpoint(Changing(*DOUBLE_SAVED), x, determinism_check="none").sum().backward()
     assert torch.equal(x.grad, x.double().cos().float())
@@ -351,7 +351,7 @@ def test_unknown_determinism_check_and_reentrant_variant_are_refused() -> None:
 
 
 class Operators(TorchDispatchMode):
-    """Counts what runs."""
+    """Counts operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -421,7 +421,7 @@ def test_exception_leaves_no_hook_no_state_and_no_tensor_behind(phase: str, nest
     assert_same_training(model, torch.randn(3, 4))
 
 
-def test_recompute_that_fails_drops_what_it_had_rebuilt_though_the_graph_lives() -> None:
+def test_a_failed_recompute_frees_its_tensors_while_the_graph_lives() -> None:
     model, x = Faulty(), torch.randn(3, 4)
     with Storages(model, x) as storages:
         out = mimose.checkpoint(model, x)

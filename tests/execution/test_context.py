@@ -17,7 +17,7 @@ from compare import assert_same_gradients
 from parts import Call, Layer, bf16, plain_call
 
 
-def test_rng_is_left_alone_if_asked() -> None:
+def test_rng_is_not_restored_with_preserve_rng_state_false() -> None:
     drawn = []
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -62,7 +62,7 @@ def test_recompute_of_a_full_precision_forward_ignores_autocast_around_the_backw
     assert_same_gradients(model, plain)
 
 
-def test_recompute_under_autocast_warns_of_nothing() -> None:
+def test_recompute_under_autocast_does_not_warn() -> None:
     with bf16():
         out = mimose.checkpoint(Layer(), torch.randn(2, 5, 16))
     with warnings.catch_warnings():
@@ -98,7 +98,7 @@ def test_recompute_uses_the_attention_backend_of_its_forward(backend: SDPBackend
 
 
 @pytest.mark.parametrize(("forward", "backward"), [("meta", "cpu"), ("cpu", "meta")])
-def test_recompute_makes_tensors_on_the_default_device_of_its_forward(
+def test_recompute_creates_tensors_on_the_default_device_of_its_forward(
     forward: str, backward: str
 ) -> None:
     x = torch.ones(3, device=forward, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Blocks that become something else, or begin to change something, long after they were tried."""
+"""Blocks that change, or start to have side effects, long after they were tried."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def losses_of(model: nn.Module, change: Change, passes: int = 1) -> list[float]:
 
 
 def assert_as_plain(model: Net, change: Change, passes: int = 1) -> list[bool | None]:
-    """It trains as it would alone; whether each block is still one to recompute."""
+    """Assert that it trains as the plain model; return whether each block can be recomputed."""
     plain = copy.deepcopy(model)
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all") as handle:
         losses = losses_of(model, change, passes)
-        trusted = [interceptor.trusted for interceptor in handle._engine._attachment.interceptors]
+        trusted = [interceptor.trusted for interceptor in handle._engine._hooks.interceptors]
     assert losses == losses_of(plain, change, passes)
     assert_same_gradients(model, plain)
     assert_same_buffers(model, plain)
@@ -115,7 +115,7 @@ def prepares_quantisation(model: Any) -> None:
         prepares_quantisation,
     ],
 )
-def test_a_block_whose_modules_are_exchanged_is_tried_again(change: Change) -> None:
+def test_a_block_with_replaced_modules_is_tried_again(change: Change) -> None:
     assert assert_as_plain(Net(), change) == [True] * 3
 
 
@@ -127,8 +127,8 @@ def test_the_peak_of_a_step_in_which_blocks_are_tried_again_is_no_measure() -> N
             if step == 6:
                 puts_in_batch_norm(model)
             model(x).sum().backward()
-            last: Any = handle._engine._last_step
-            rehearsed.append(last.rehearsed if hasattr(last, "plan") else last.collector._dry_run)
+            last: Any = handle._engine._now.last
+            rehearsed.append(last.tried_blocks)
     assert rehearsed == [True] + 5 * [False] + [True, False]
 
 
@@ -139,7 +139,7 @@ def test_batch_norms_that_are_made_synchronous_are_updated_once() -> None:
 
 
 @pytest.mark.parametrize("when", ["register_forward_hook", "register_forward_pre_hook"])
-def test_a_hook_that_is_added_later_is_called_once_a_run(when: str) -> None:
+def test_a_hook_added_after_the_trial_is_called_once_per_run(when: str) -> None:
     calls: list[int] = []
 
     def add_hook(model: Any) -> None:
@@ -209,7 +209,7 @@ def switch_on(model: Any) -> None:
         TakesNotes,
     ],
 )
-def test_what_a_block_begins_to_change_is_found_as_it_was_by_the_recompute(
+def test_the_recompute_gets_the_old_value_of_what_a_block_starts_to_change(
     kind: type[nn.Module],
 ) -> None:
     assert assert_as_plain(Net(kind), switch_on) == [True] * 3
@@ -237,7 +237,7 @@ class FillsALargeBuffer(Block):
         return x * (1 + self.large[1000].clone())
 
 
-def test_a_large_buffer_whose_old_value_is_gone_is_an_error_before_a_gradient_is_wrong() -> None:
+def test_a_large_buffer_with_unknown_old_value_raises_before_a_gradient_is_wrong() -> None:
     with pytest.raises(RecomputeError, match=r"'layers.0' has begun to change 'large'.*exclude="):
         assert_as_plain(Net(MovesALargeBuffer), switch_on)
 
@@ -247,7 +247,7 @@ def test_a_large_buffer_may_be_filled_with_the_same_values_each_time() -> None:
 
 
 class CarriesAState(Block):
-    """Its state has a graph that leads into the run before."""
+    """Its state has a graph that leads into the previous run."""
 
     state: torch.Tensor | None = None
 
@@ -278,7 +278,7 @@ def test_a_state_with_its_graph_is_that_of_the_forward() -> None:
     assert assert_as_plain(Recurrent(CarriesAState), lambda m: None, passes=2) == [True] * 3
 
 
-def test_a_block_that_reads_a_state_too_large_to_be_kept_is_kept_itself() -> None:
+def test_a_block_that_reads_a_state_too_large_to_copy_is_kept() -> None:
     with pytest.warns(MimoseWarning, match="cannot be recomputed: its outputs have other values"):
         trusted = assert_as_plain(Recurrent(CarriesALargeState), lambda m: None, passes=2)
     assert trusted[1:] == [False] * 2  # the first one's state has no graph

@@ -1,4 +1,4 @@
-"""What a forward leaves on its modules: there once, as in plain training, recomputed or not."""
+"""Side effects of a forward happen once, as in plain training, recomputed or not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import mimose
 from compare import assert_same_buffers, assert_same_gradients
 from loops import counted
 from mimose.errors import MimoseWarning
-from mimose.execution.side_effects import FirstLook, Imprint, SideEffects
+from mimose.execution.side_effects import AttributeSnapshot, FirstRunObserver, SideEffects
 
 STEPS = 4
 WIDTH = 8
@@ -132,7 +132,7 @@ def nothing(model: Net) -> torch.Tensor:
 
 
 def steps_of(model: nn.Module, more: Callable[[Any], torch.Tensor] = nothing) -> list[float]:
-    """Losses; gradients add up on the model."""
+    """The losses; gradients accumulate on the model."""
     losses = []
     for step in range(STEPS):
         out = model(torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(step)))
@@ -163,7 +163,7 @@ def assert_as_plain(model: nn.Module, more: Callable[[Any], torch.Tensor] = noth
         (PassesADictOn, nothing),
     ],
 )
-def test_what_a_block_leaves_on_itself_is_there_once_and_recomputes_find_what_was_there(
+def test_side_effects_happen_once_and_recomputes_start_from_the_earlier_state(
     kind: type[nn.Module], more: Callable[[Any], torch.Tensor]
 ) -> None:
     assert_as_plain(Net(kind), more)
@@ -180,7 +180,7 @@ def test_a_stored_loss_holds_no_rebuilt_activations() -> None:
 
 
 @pytest.mark.parametrize("when", ["register_forward_hook", "register_forward_pre_hook"])
-def test_hooks_that_look_on_are_called_once_a_step(when: str) -> None:
+def test_hooks_that_only_observe_are_called_once_a_step(when: str) -> None:
     features: list[torch.Tensor] = []
 
     def gathered(model: Net) -> torch.Tensor:
@@ -227,7 +227,7 @@ def test_attentions_that_transformers_collects_are_those_of_plain_training() -> 
     assert_same_gradients(model, plain)
 
 
-def test_a_cache_that_is_given_is_used() -> None:
+def test_a_cache_passed_as_an_argument_is_used() -> None:
     model, tokens = llama(2), torch.randint(0, 50, (2, 6))
 
     def tuned() -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -256,7 +256,7 @@ def test_hooks_that_change_an_output_are_part_of_the_block() -> None:
     assert_as_plain(model)
 
 
-def test_parameters_exchanged_for_a_call_are_those_of_its_recompute() -> None:
+def test_a_recompute_uses_the_swapped_parameters_of_its_forward() -> None:
     model = Net()
     scale = torch.tensor(0.5, requires_grad=True)
 
@@ -328,7 +328,7 @@ def seeded(model: nn.Module) -> tuple[list[float], float, float]:
 
 
 @pytest.mark.parametrize("kind", [DrawsFromPython, DrawsFromNumpy, SeedsNumpy, DrawsOfItsOwn])
-def test_a_recompute_throws_the_same_dice(kind: type[nn.Module]) -> None:
+def test_a_recompute_draws_the_same_random_numbers(kind: type[nn.Module]) -> None:
     model = Net(kind)
     plain = copy.deepcopy(model)
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
@@ -384,7 +384,7 @@ class AdvancesItsContext(Net):
         return x
 
 
-def test_tensors_in_a_record_that_change_in_place_are_noticed() -> None:
+def test_changing_a_tensor_in_a_dataclass_in_place_raises() -> None:
     model = AdvancesItsContext()
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
         with pytest.warns(UserWarning, match="changes one of its arguments in place"):
@@ -412,7 +412,7 @@ def test_a_script_that_is_optimised_in_its_first_runs_is_kept() -> None:
     assert losses == steps_of(model)
 
 
-def test_sparse_arguments_are_served() -> None:
+def test_sparse_arguments_work() -> None:
     class Graph(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             adjacent = torch.eye(5).to_sparse()
@@ -427,15 +427,15 @@ def test_sparse_arguments_are_served() -> None:
     assert_as_plain(Graph(Convolution))
 
 
-def test_an_imprint_does_not_hold_the_graph_of_an_older_loss() -> None:
+def test_an_attribute_snapshot_does_not_hold_the_graph_of_an_older_loss() -> None:
     block = StoresALoss()
-    look = FirstLook(block)
+    look = FirstRunObserver(block)
     block(torch.randn(2, WIDTH))
     side_effects = look.side_effects()
     assert side_effects == SideEffects(((block, "loss"),))
-    imprint = Imprint(side_effects)
+    snapshot = AttributeSnapshot.before_forward(side_effects)
     loss, calls = block.loss, []
-    imprint.run(lambda: calls.append(block.loss))
+    snapshot.run(lambda: calls.append(block.loss))
     assert block.loss is loss
     assert calls[0].grad_fn is None
     assert torch.equal(calls[0], loss)

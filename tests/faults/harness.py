@@ -24,10 +24,11 @@ import mimose
 from compare import no_hooks, same
 from loops import peak_of_plain, train
 from mimose.costs.input_size import InputSize
-from mimose.costs.observations import Observation, StepObservation
+from mimose.costs.observations import StepObservation
+from mimose.costs.timeline import RunCost
 from mimose.errors import MimoseWarning, OutOfMemory
 from mimose.memory.meters import CpuMeter
-from mimose.training.collector import RecomputeCollector
+from mimose.training.collector import Collector
 
 STEPS = 16
 
@@ -191,7 +192,8 @@ class Broken(Loop):
         # Room for copies of buffers is taken once, and kept.
         self.handle._engine.rewind_point().settle()
         if self.trial.lie != 1.0:
-            self.handle._engine._collector = liar(self.trial.lie)
+            engine = self.handle._engine
+            engine.options = replace(engine.options, collector=liar(self.trial.lie))
         if self.trial.foreign:
             other = {**_STATE_OF_ANOTHER, "format": 1}
             self.handle.load_state_dict(other)
@@ -319,28 +321,30 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed)
 
 
-def liar(factor: float) -> type[RecomputeCollector]:
+def liar(factor: float) -> type[Collector]:
     """A collector that sees everything larger, or smaller, than it is."""
 
-    class Liar(RecomputeCollector):
-        def observation(self, size: InputSize, *, rough: bool = False) -> StepObservation | None:
-            true = super().observation(size, rough=rough)
+    class Liar(Collector):
+        def observation(self, size: InputSize) -> StepObservation | None:
+            true = super().observation(size)
             if true is None:
                 return None
-            return replace(
-                true,
+            profile = replace(
+                true.profile,
                 runs=tuple(_scaled(run, factor) for run in true.runs),
-                head_forward_bytes=int(true.head_forward_bytes * factor),
-                head_backward_bytes=int(true.head_backward_bytes * factor),
-                tail_bytes=int(true.tail_bytes * factor),
+                head_forward=int(true.profile.head_forward * factor),
+                head_backward=int(true.profile.head_backward * factor),
+                tail=int(true.profile.tail * factor),
             )
+            gradients = tuple(int(number * factor) for number in true.gradients_allocated)
+            return replace(true, profile=profile, gradients_allocated=gradients)
 
     return Liar
 
 
-def _scaled(run: Observation, factor: float) -> Observation:
-    names = [name for name in Observation.__slots__ if name.endswith("_bytes")]
-    return replace(run, **{name: int(getattr(run, name) * factor) for name in names})
+def _scaled(run: RunCost, factor: float) -> RunCost:
+    names = set(RunCost._fields) - {"nanoseconds", "fixed"}
+    return run._replace(**{name: int(getattr(run, name) * factor) for name in names})
 
 
 _STATE_OF_ANOTHER: dict[str, Any] = {

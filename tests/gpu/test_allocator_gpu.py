@@ -16,7 +16,7 @@ import torch
 import mimose
 import models
 from mimose.errors import MimoseWarning
-from mimose.memory.allocator import ALLOCATOR_SETTINGS, VARIABLES, current_settings
+from mimose.memory.allocator import ALLOCATOR_SETTINGS, ALLOCATOR_VARIABLES, current_settings
 from mimose.memory.reserve import FragmentReserve, PageReserve
 
 pytestmark = [
@@ -138,7 +138,9 @@ handle.detach()
 
 
 def test_another_backend_trains_with_a_reserve_for_fragments() -> None:
-    environment = {key: value for key, value in os.environ.items() if key not in VARIABLES}
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ALLOCATOR_VARIABLES
+    }
     environment["PYTORCH_ALLOC_CONF"] = "backend:cudaMallocAsync"
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run(

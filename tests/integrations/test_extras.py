@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from subprocess import PIPE
+from typing import NamedTuple
 
 import pytest
 
@@ -14,11 +17,32 @@ from mimose.api.extras import EXTRAS, NEEDED
 OTHERS = "transformers accelerate trl peft lightning pytorch_lightning datasets bitsandbytes"
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+class Done(NamedTuple):
+    stdout: str
+    stderr: str
 
 
-def test_mimose_imports_no_integration_and_nothing_that_one_needs() -> None:
+Run = Callable[[str], Done]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs code in a Python that has imported torch and nothing else."""
+    forks = [sys.executable, str(Path(__file__).with_name("forks.py"))]
+    with subprocess.Popen(forks, stdin=PIPE, stdout=PIPE, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        sent, answers = program.stdin, program.stdout
+
+        def run_code(code: str) -> Done:
+            print(json.dumps(code), file=sent, flush=True)
+            return Done(*json.loads(answers.readline()))
+
+        yield run_code
+        sent.close()
+
+
+def test_mimose_imports_no_integration_and_nothing_that_one_needs(run: Run) -> None:
     done = run(
         "import sys, mimose, mimose.integrations\n"
         f"print([m for m in {OTHERS!r}.split() if m in sys.modules])\n"
@@ -27,7 +51,7 @@ def test_mimose_imports_no_integration_and_nothing_that_one_needs() -> None:
     assert done.stdout.split("\n")[:2] == ["[]", "[]"], done.stderr
 
 
-def test_neither_import_nor_attaching_loads_the_compiler() -> None:
+def test_neither_import_nor_attaching_loads_the_compiler(run: Run) -> None:
     done = run(
         "import sys, torch\n"
         "before = 'torch._dynamo' in sys.modules\n"
@@ -48,7 +72,7 @@ def test_neither_import_nor_attaching_loads_the_compiler() -> None:
     ],
 )
 def test_missing_package_is_asked_for_by_its_pip_command(
-    module: str, absent: list[str], wanted: str
+    run: Run, module: str, absent: list[str], wanted: str
 ) -> None:
     hidden = "; ".join(f"sys.modules[{name!r}] = None" for name in absent)
     done = run(f"import sys; {hidden}; import mimose.integrations.{module}")
@@ -74,7 +98,7 @@ def _requirements(packages: Mapping[str, str]) -> set[str]:
     return {f"{name}>={least}" for name, least in packages.items()}
 
 
-def test_either_of_lightnings_two_names_is_enough() -> None:
+def test_either_of_lightnings_two_names_is_enough(run: Run) -> None:
     done = run(
         "import sys; sys.modules['lightning'] = None\n"
         "from mimose.integrations.lightning import MimoseCallback\n"

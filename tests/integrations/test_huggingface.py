@@ -173,7 +173,10 @@ def test_logs_tell_peaks_and_recomputing(plain: Rise) -> None:
     enabled = enable(trainer, plain.budget(0.6))
     trainer.train()
     rows = [row for row in trainer.state.log_history if "mimose/predicted_peak_gib" in row]
-    assert len(rows) == enabled.stats().planned_steps
+    # Plans from predictions that are not trusted yet are logged without a predicted peak.
+    assert 3 <= len(rows) <= enabled.stats().planned_steps
+    planned = [row for row in trainer.state.log_history if "mimose/blocks_recomputed" in row]
+    assert len(planned) == enabled.stats().planned_steps
     for row in rows:
         assert row["mimose/real_peak_gib"] == pytest.approx(
             row["mimose/predicted_peak_gib"], rel=0.05

@@ -132,7 +132,7 @@ def test_checkpointing_that_sft_switches_on_by_default_is_taken_over(
 def test_lora_on_layers_of_four_bits_is_the_same_bit_for_bit() -> None:
     pair = twins(lambda: sft(quantised(), gradient_checkpointing=False), 0.7)
     pair.assert_same()
-    pair.assert_planned()
+    pair.assert_planned(steps=1)  # each recompute unpacks weights anew: it observes for longer
 
 
 def test_preference_training_is_the_same_bit_for_bit() -> None:

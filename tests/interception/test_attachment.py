@@ -1,4 +1,4 @@
-"""A model with seats on its blocks trains as the plain one, and is otherwise untouched."""
+"""A model with intercepted blocks trains as the plain one and is otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ from mimose.execution.autograd import Listener
 from mimose.interception.attachment import (
     RECOMPUTE_EVERYTHING,
     Attachment,
-    BlockInterceptor,
-    Director,
 )
 from mimose.interception.blocks import find_blocks
-from parts import DECODERS, AtRandom, bf16, train_model, without_cache
+from mimose.interception.directive import RECOMPUTE, Directive, Director
+from parts import DECODERS, AtRandom, Overheard, bf16, train_model, without_cache
 
 LENGTH = {"gpt2": 9, "llama": 9, "lora": 9, "t5": 5}
 
 
 class Asked:
-    """Recomputes everything and remembers what it was asked."""
+    """Recomputes every block and remembers the calls."""
 
     def __init__(self) -> None:
-        self.blocks: list[str] = []
+        self.blocks: list[int] = []
 
-    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
-        self.blocks.append(interceptor.name)
-        return True
+    def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
+        self.blocks.append(block)
+        return RECOMPUTE
+
+    def ran_out(self, block: int) -> None:
+        raise AssertionError("nothing is kept")
 
 
 class Recomputes(Listener):
@@ -51,8 +53,8 @@ class Recomputes(Listener):
     def __init__(self) -> None:
         self.blocks: list[int] = []
 
-    def before_recompute(self, block: int) -> None:
-        self.blocks.append(block)
+    def before_recompute(self, run: int) -> None:
+        self.blocks.append(run)
 
 
 def attach(
@@ -61,10 +63,12 @@ def attach(
     return Attachment(model, find_blocks(model, **selection), director)
 
 
-def listen(attachment: Attachment) -> Recomputes:
+def listen(
+    model: nn.Module, director: Director = RECOMPUTE_EVERYTHING, **selection: Any
+) -> Recomputes:
+    """Attach, and count recomputes."""
     listener = Recomputes()
-    for interceptor in attachment.interceptors:
-        interceptor.listener = listener
+    attach(model, Overheard(director, listener), **selection)
     return listener
 
 
@@ -78,7 +82,7 @@ def test_gradients_buffers_and_rng_are_those_of_the_plain_model(
     plain = copy.deepcopy(model)
     batch = without_cache(name, batch)
     plain_rng = train_model(plain, batch, context=context)
-    listener = listen(attach(model, director))
+    listener = listen(model, director)
     assert torch.equal(train_model(model, batch, context=context), plain_rng)
     assert listener.blocks
     assert_same_gradients(model, plain)
@@ -115,7 +119,7 @@ def test_layer_that_runs_several_times_a_step_is_recomputed_each_time() -> None:
     model = AlbertForSequenceClassification(config).train()
     batch = {"input_ids": torch.randint(5, 50, (2, 7)), "labels": torch.tensor([0, 1])}
     plain = copy.deepcopy(model)
-    listener = listen(attach(model))
+    listener = listen(model)
     train_model(plain, batch)
     train_model(model, batch)
     assert len(listener.blocks) == 3 * 3
@@ -135,7 +139,7 @@ def test_gradients_accumulate_over_batches_of_different_lengths() -> None:
 
 
 def outside(model: nn.Module) -> tuple[Any, ...]:
-    """What others see of a model."""
+    """What other code sees of a model."""
     return (
         type(model),
         repr(model),
@@ -149,7 +153,7 @@ def outside(model: nn.Module) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", models.ALL)
-def test_attaching_shows_in_no_type_key_name_or_hook(name: str) -> None:
+def test_attaching_changes_no_type_state_dict_key_parameter_name_or_hook(name: str) -> None:
     model, batch = models.ALL[name]()
     before = outside(model)
     attach(model)
@@ -177,7 +181,7 @@ def test_hooks_of_a_block_run_once_a_step() -> None:
     assert counts == {"pre": 9, "post": 9, "backward": 9}
 
 
-def test_hooks_that_change_what_a_block_takes_and_gives_keep_gradients_exact() -> None:
+def test_hooks_that_change_inputs_and_outputs_keep_gradients_exact() -> None:
     model, batch = models.encoder()
     for block in find_blocks(model):
         block.module.register_forward_pre_hook(lambda _, args: (args[0] * 2, *args[1:]))
@@ -260,7 +264,7 @@ def test_detaching_leaves_the_model_as_before(name: str) -> None:
     assert not attachment.interceptors[0].director.blocks
 
 
-def test_later_attachment_takes_the_place_of_an_earlier_one() -> None:
+def test_a_later_attachment_replaces_an_earlier_one() -> None:
     model, batch = models.encoder()
     first, second = Asked(), Asked()
     before = insides(model)
@@ -276,10 +280,10 @@ def test_later_attachment_takes_the_place_of_an_earlier_one() -> None:
 
 
 @pytest.mark.parametrize("name", models.ALL)
-def test_evaluation_passes_straight_through(name: str) -> None:
+def test_evaluation_runs_the_plain_model(name: str) -> None:
     model, batch = models.ALL[name]()
     asked = Asked()
-    listener = listen(attach(model, asked))
+    listener = listen(model, asked)
     with torch.no_grad():
         models.loss_of(model, batch)
     model.eval()
@@ -293,7 +297,7 @@ def test_evaluation_passes_straight_through(name: str) -> None:
 
 
 class Diary:
-    """Nobody else can tell what is in it: it has no `__dict__`."""
+    """A counter without a `__dict__`, so that its state cannot be found."""
 
     __slots__ = ("pages",)
 
@@ -308,7 +312,7 @@ class Diary:
 
 
 class Odd(nn.Module):
-    """A block with a state that a recompute would meet changed."""
+    """A block with a state that has changed when it is recomputed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -356,13 +360,12 @@ class RaisesTheSecondTime(Odd):
         (RaisesTheSecondTime, "raised LookupError: gone"),
     ],
 )
-def test_block_that_cannot_be_recomputed_is_found_out_at_once_and_kept(
+def test_block_that_cannot_be_recomputed_is_detected_in_its_first_run_and_kept(
     kind: type[Odd], problem: str
 ) -> None:
     model = nn.Sequential(nn.Linear(4, 4), kind(), nn.Linear(4, 4))
     plain, x = copy.deepcopy(model), torch.randn(3, 4)
-    attachment = attach(model, blocks=["0", "1", "2"])
-    listener = listen(attachment)
+    listener = listen(model, blocks=["0", "1", "2"])
     steps = 1 if kind is RaisesTheSecondTime else 3  # its second step raises anyway
     for _ in range(steps):
         plain(x).pow(2).sum().backward()
@@ -376,7 +379,7 @@ def test_block_that_cannot_be_recomputed_is_found_out_at_once_and_kept(
     assert listener.blocks == [2, 0] * steps
 
 
-def test_several_blocks_of_a_kind_that_cannot_be_recomputed_are_one_warning(
+def test_several_blocks_of_a_class_that_cannot_be_recomputed_give_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = nn.Sequential(*(RemembersItsCalls() for _ in range(3)))
@@ -402,7 +405,7 @@ class RunsOutTheSecondTime(Odd):
         return self.linear(x).sin()
 
 
-def test_rehearsal_without_memory_is_no_verdict() -> None:
+def test_a_trial_without_enough_memory_is_repeated_later() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), RunsOutTheSecondTime()), torch.randn(3, 4)
     plain = copy.deepcopy(model)
     attachment = attach(model, blocks=["1"])
@@ -429,11 +432,11 @@ def test_first_use_leaves_no_activation_behind() -> None:
 
 
 RUNS: Counter[nn.Module] = Counter()
-"""How often each of these blocks has run: in no attribute, by which blocks are told apart."""
+"""How often each block has run. Not an attribute, because attributes distinguish blocks."""
 
 
 class Twin(nn.Module):
-    """May throw dice of Python's."""
+    """May draw from Python's generator."""
 
     def __init__(self, rate: float = 0.0) -> None:
         super().__init__()
@@ -447,8 +450,8 @@ class Twin(nn.Module):
         return self.inner(x).tanh() * 2
 
 
-def test_blocks_of_one_make_are_tried_once() -> None:
-    """The first is run, tried and recomputed; those like it are not tried again."""
+def test_blocks_built_alike_are_tried_once() -> None:
+    """The first block is run, tried and recomputed; blocks built alike are not tried."""
     model = nn.Sequential(*(Twin() for _ in range(4)))
     plain = copy.deepcopy(model)
     x = torch.randn(3, 4, requires_grad=True)
@@ -461,7 +464,7 @@ def test_blocks_of_one_make_are_tried_once() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_block_of_the_same_class_that_does_something_else_is_tried_for_itself(seed: int) -> None:
+def test_block_of_the_same_class_with_another_computation_is_tried_itself(seed: int) -> None:
     model = nn.Sequential(Twin(), Twin(0.5), Twin(), Twin(0.5))
     plain = copy.deepcopy(model)
     x = torch.randn(3, 4, requires_grad=True)
@@ -474,7 +477,7 @@ def test_block_of_the_same_class_that_does_something_else_is_tried_for_itself(se
     assert_same_gradients(model, plain)
 
 
-def test_block_of_the_same_class_whose_forward_is_longer_is_tried_for_itself() -> None:
+def test_block_of_the_same_class_with_a_longer_forward_is_tried_itself() -> None:
     class Deep(nn.Module):
         def __init__(self, times: int) -> None:
             super().__init__()
@@ -494,7 +497,7 @@ def test_block_of_the_same_class_whose_forward_is_longer_is_tried_for_itself() -
 
 
 class Private(nn.Module):
-    """Draws, if it is told to, where nobody looks: it cannot be recomputed."""
+    """Optionally draws from a hidden generator: then it cannot be recomputed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -537,7 +540,7 @@ ODD_ONES: dict[str, Callable[[Private], object]] = {
 
 
 @pytest.mark.parametrize("odd", ODD_ONES)
-def test_block_that_differs_from_its_like_in_anything_is_tried_for_itself(odd: str) -> None:
+def test_block_that_differs_in_anything_is_tried_itself(odd: str) -> None:
     model = nn.Sequential(*(Private() for _ in range(4)))
     for block in list(model)[2:]:
         ODD_ONES[odd](block)

@@ -1,4 +1,4 @@
-"""Blocks are found by structure, in order of execution, or chosen by whoever knows better."""
+"""Blocks are found by structure, in order of execution, or selected by the user."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def conv(width: int, out: int, kernel: int = 1) -> nn.Sequential:
 
 
 class Bottleneck(nn.Module):
-    """As torchvision's: three convolutions, and a fourth where the shape changes."""
+    """Like torchvision's: three convolutions, and a fourth where the shape changes."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """As torchvision's: stages are attributes, each a `Sequential`."""
+    """Like torchvision's: stages are attributes, each a `Sequential`."""
 
     def __init__(self, *depths: int) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class ResNet(nn.Module):
 
 
 class FrozenNorm(nn.Module):
-    """As detectors have it: a BatchNorm of buffers alone."""
+    """A BatchNorm with only buffers, as in detectors."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Stages(nn.Module):
         self.head = nn.Linear(8, 2)
 
 
-def test_blocks_lie_in_nested_stages() -> None:
+def test_blocks_in_nested_stages_are_found() -> None:
     swin = Stages(SwinStage(4, 2), SwinStage(8, 3), SwinStage(16, 1))
     assert names(swin) == [
         *numbered("stages.0.blocks", 2),
@@ -210,7 +210,7 @@ def test_layers_of_a_mixture_of_experts_are_blocks(make: Any) -> None:
 
 
 class MixtureLayer(nn.Module):
-    """A layer with a list of experts, each large enough to be taken for a block."""
+    """A layer with a list of experts, each large enough to look like a block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,13 +279,13 @@ def test_blocks_can_be_excluded_in_every_way() -> None:
     assert names(model, blocks=type(layers[0]), exclude=[layers[0], layers[2]]) == expected[1:2]
 
 
-def test_list_that_nobody_can_call_is_refused_as_a_block() -> None:
+def test_a_module_list_is_refused_as_a_block() -> None:
     model, _ = models.bert()
     with pytest.raises(BlocksError, match=r"bert\.encoder\.layer"):
         find_blocks(model, blocks="bert.encoder.layer")
 
 
-def test_model_without_blocks_is_told_how_to_name_them() -> None:
+def test_model_without_blocks_raises_and_shows_how_to_name_them() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -309,15 +309,15 @@ def test_selector_that_matches_nothing_is_an_error_that_shows_names(
 
 @pytest.mark.parametrize("argument", ["blocks", "exclude"])
 @pytest.mark.parametrize("selector", [3, [None], ["encoder.layers.0", 1.5]], ids=repr)
-def test_selector_that_selects_nothing_is_told_what_does(argument: str, selector: Any) -> None:
+def test_an_invalid_selector_is_refused_with_the_valid_kinds(argument: str, selector: Any) -> None:
     model, _ = models.encoder()
-    with pytest.raises(BlocksError, match=rf"{argument}=.* selects nothing: give a name or glob"):
+    with pytest.raises(BlocksError, match=rf"{argument}=.* is not a selector: give a name or glob"):
         find_blocks(model, **{argument: selector})
 
 
 def test_excluding_everything_is_an_error() -> None:
     model, _ = models.encoder()
-    with pytest.raises(BlocksError, match="leaves no block"):
+    with pytest.raises(BlocksError, match="excludes every block"):
         find_blocks(model, exclude="encoder.layers.*")
 
 
@@ -336,7 +336,7 @@ def test_finding_blocks_draws_no_random_numbers_and_changes_nothing() -> None:
     assert [dict(module.__dict__) for module in model.modules()] == before
 
 
-def test_sequentials_of_single_layers_are_blocks_as_wholes() -> None:
+def test_each_sequential_of_single_layers_is_one_block() -> None:
     def stage(width: int) -> nn.Sequential:
         return nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.Conv2d(width, 3, 1))
 
@@ -367,13 +367,13 @@ class Pools(Mixes):
     def forward(self, images: torch.Tensor) -> None: ...
 
 
-def test_layers_of_different_classes_that_are_called_alike_are_blocks() -> None:
+def test_layers_of_different_classes_with_similar_arguments_are_blocks() -> None:
     model = nn.Module()
     model.layers = nn.ModuleList([Attends(), Scans()])
     assert [block.name for block in find_blocks(model)] == ["layers.0", "layers.1"]
 
 
-def test_parts_that_are_called_in_different_ways_are_no_blocks_of_one_list() -> None:
+def test_parts_with_different_arguments_are_not_blocks() -> None:
     model = nn.Module()
     model.towers = nn.ModuleList([Attends(), Pools()])
     found = [block.name for block in find_blocks(model)]
@@ -388,7 +388,7 @@ def test_two_layers_of_a_t5_are_blocks_although_only_the_first_has_a_bias() -> N
     assert [type(block.module).__name__ for block in found] == ["T5Block"] * 4
 
 
-def test_a_predicate_that_takes_no_name_is_refused_with_the_spelling() -> None:
+def test_a_predicate_with_the_wrong_arguments_is_refused_with_an_example() -> None:
     with pytest.raises(BlocksError, match="write blocks=lambda name, module"):
         find_blocks(models.Encoder(), blocks=lambda module: True)  # type: ignore[arg-type, misc]
 
@@ -406,7 +406,7 @@ def pair_of_convolutions(channels: int) -> nn.Sequential:
 
 
 @pytest.mark.parametrize("make", [DoubleConv, pair_of_convolutions])
-def test_modules_outside_of_lists_that_repeat_what_is_in_them_are_blocks(
+def test_modules_outside_lists_of_the_same_kind_as_blocks_are_blocks(
     make: Callable[[int], nn.Module],
 ) -> None:
     class UNet(nn.Module):
@@ -421,7 +421,7 @@ def test_modules_outside_of_lists_that_repeat_what_is_in_them_are_blocks(
     assert names(UNet()) == ["first", "down.0", "down.1", "middle", "up.0", "up.1"]
 
 
-def test_a_module_around_blocks_of_its_own_class_is_none() -> None:
+def test_a_module_that_contains_blocks_of_its_own_class_is_not_a_block() -> None:
     class Nest(nn.Module):
         def __init__(self, depth: int) -> None:
             super().__init__()

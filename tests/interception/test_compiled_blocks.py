@@ -19,8 +19,9 @@ import mimose
 import models
 from compare import assert_same_gradients
 from mimose.errors import ConflictError, MimoseWarning
-from mimose.interception.attachment import Attachment, BlockInterceptor
+from mimose.interception.attachment import Attachment
 from mimose.interception.blocks import find_blocks
+from parts import Only
 
 
 class Backend:
@@ -38,16 +39,6 @@ class Backend:
             return compiled(*args)
 
         return run
-
-
-class Settable:
-    """Recomputes the blocks that it is told to."""
-
-    def __init__(self) -> None:
-        self.blocks: tuple[int, ...] = ()
-
-    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
-        return interceptor.index in self.blocks
 
 
 class Part(nn.Module):
@@ -88,7 +79,7 @@ def test_compiled_block_runs_compiled_in_the_recompute_and_is_not_compiled_again
     compile_first: bool,
 ) -> None:
     model, x = nn.Sequential(Part(), Part(), Part()), torch.randn(2, 8)
-    plain, director = copy.deepcopy(model), Settable()
+    plain, director = copy.deepcopy(model), Only()
     plain_backend = compiled(plain)
     torch.manual_seed(1)
     for _ in PLANS:
@@ -113,9 +104,9 @@ def test_compiled_block_runs_compiled_in_the_recompute_and_is_not_compiled_again
     assert_same_gradients(model, plain)
 
 
-def test_first_use_of_a_compiled_block_is_rehearsed_without_compiling_again() -> None:
+def test_trial_of_a_compiled_block_does_not_compile_it_again() -> None:
     model, x = nn.Sequential(Part(), Part(), Part()), torch.randn(2, 8)
-    backend, director = compiled(model), Settable()
+    backend, director = compiled(model), Only()
     step(model, x)
     compilations = backend.compilations
     director.blocks = (0, 1, 2)
@@ -128,7 +119,7 @@ def test_detaching_leaves_the_block_compiled() -> None:
     model, x = nn.Sequential(Part(), Part()), torch.randn(2, 8)
     backend = compiled(model)
     before = [part._compiled_call_impl for part in model]
-    attachment = Attachment(model, find_blocks(model), Settable())
+    attachment = Attachment(model, find_blocks(model), Only())
     assert [part._compiled_call_impl for part in model] != before
     attachment.detach()
     assert [part._compiled_call_impl for part in model] == before
@@ -140,7 +131,7 @@ def test_detaching_leaves_the_block_compiled() -> None:
 def test_plans_that_change_with_the_shape_compile_no_more_than_the_shapes_alone(
     dynamic: bool | None,
 ) -> None:
-    model, director = nn.Sequential(Part(), Part(), Part()), Settable()
+    model, director = nn.Sequential(Part(), Part(), Part()), Only()
     plain = copy.deepcopy(model)
     batches = [torch.randn(2, length, 8) for length in (4, 7, 5, 9, 4, 12, 6)]
     plain_backend = compiled(plain, dynamic=dynamic)
@@ -190,7 +181,7 @@ def test_a_model_compiled_as_a_whole_before_attaching_is_refused_with_the_advice
         mimose.auto_checkpoint(model, "1GiB")
 
 
-def test_layers_with_a_call_of_their_own_are_refused_inside_a_compiled_model() -> None:
+def test_layers_with_their_own_call_method_are_refused_in_a_compiled_model() -> None:
     model, batch = models.llama()
     with mimose.auto_checkpoint(model, "1GiB"):
         model.compile(backend="eager")
@@ -208,7 +199,7 @@ def in_a_function(model: nn.Module) -> Any:
 
 
 @pytest.mark.parametrize("compile_past_the_seat", [in_place, in_a_function])
-def test_a_model_that_trains_past_its_seats_is_told_so_once(
+def test_a_model_that_bypasses_its_interceptors_warns_once(
     compile_past_the_seat: Callable[[nn.Module], Any],
 ) -> None:
     model, batch = models.encoder()
@@ -220,7 +211,7 @@ def test_a_model_that_trains_past_its_seats_is_told_so_once(
     assert handle.stats().steps == 0
 
 
-def test_a_model_that_trains_as_planned_carries_no_hook_after_its_first_step() -> None:
+def test_the_bypass_hook_is_removed_after_the_first_step() -> None:
     model, batch = models.encoder()
     with mimose.auto_checkpoint(model, "1GiB"):
         models.loss_of(model, batch).backward()

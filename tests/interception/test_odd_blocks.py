@@ -1,4 +1,4 @@
-"""Blocks that do unusual things train as they would alone, and are planned for."""
+"""Unusual blocks train as in the plain model, and mimose plans for them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_outputs_that_are_views_may_be_changed_in_place(at: tuple[int, ...]) -> 
 
 
 class Lazy(Layer):
-    """Its average has no value before its first forward."""
+    """Its buffer `average` is None before its first forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Lazy(Layer):
 
 
 class Lazier(Lazy):
-    """Nor a name."""
+    """It has no buffer `average` before its first forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Lazier(Lazy):
 
 
 @pytest.mark.parametrize("make", [Lazy, Lazier])
-def test_buffers_that_come_to_be_in_the_first_forward_are_updated_once(
+def test_buffers_created_in_the_first_forward_are_updated_once(
     make: Callable[[], nn.Module],
 ) -> None:
     assert_trains_as_plain(lambda: Stack(make))
@@ -143,7 +143,7 @@ def pruned() -> nn.Module:
     return layer
 
 
-def test_buffers_may_go_in_mid_run() -> None:
+def test_buffers_may_be_deleted_while_training() -> None:
     def remove(model: nn.Module, number: int) -> None:
         if number == 12:
             for layer in model.layers:
@@ -178,7 +178,7 @@ def test_a_block_that_cannot_be_recomputed_leaves_no_tensor_of_its_trial() -> No
     assert live_tensors() == before
 
 
-def test_another_type_of_parameters_is_another_regime() -> None:
+def test_parameters_of_another_dtype_are_another_regime() -> None:
     model = Stack().to(torch.bfloat16)
     with mimose.auto_checkpoint(model, "64MiB") as handle:
         for number, batch in enumerate(batches(30)):
@@ -188,7 +188,7 @@ def test_another_type_of_parameters_is_another_regime() -> None:
             model.zero_grad()
             if number == 15:
                 assert handle._engine.scheduler.regime.dtype == "torch.float32"
-                assert not hasattr(handle._engine._last_step, "plan")  # it is observed
+                assert not handle._engine._now.last.has_plan  # nothing is known of it
     assert len(handle._engine.scheduler.to_plain()) == 2
 
 
@@ -223,7 +223,7 @@ STATES: dict[str, tuple[Callable[[], Any], Callable[[nn.Module], None]]] = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_what_a_block_keeps_in_an_attribute_advances_once_a_run(state: str) -> None:
+def test_state_in_an_attribute_advances_once_per_run(state: str) -> None:
     new, advance = STATES[state]
     made: list[Stack] = []
 

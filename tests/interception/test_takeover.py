@@ -1,4 +1,4 @@
-"""Checkpointing that a model brings along is taken over, or refused with a reason."""
+"""A model's own checkpointing is taken over, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def flags(model: nn.Module) -> list[bool]:
     ]
 
 
-def test_flag_that_is_switched_on_in_the_middle_of_training_is_taken_over() -> None:
+def test_checkpointing_enabled_while_training_is_taken_over() -> None:
     model, batch = models.ALL["bert"]()
     plain = copy.deepcopy(model)
     handle = mimose.auto_checkpoint(model, "1GiB")
@@ -65,7 +65,7 @@ def test_flag_that_is_switched_on_in_the_middle_of_training_is_taken_over() -> N
     assert any(flags(model))
 
 
-def test_flag_that_is_switched_off_while_attached_stays_off() -> None:
+def test_checkpointing_disabled_while_attached_stays_disabled() -> None:
     model, _ = models.ALL["bert"]()
     model.gradient_checkpointing_enable()
     handle = mimose.auto_checkpoint(model, "1GiB")
@@ -75,7 +75,7 @@ def test_flag_that_is_switched_off_while_attached_stays_off() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "swin"])
-def test_flag_of_transformers_is_off_while_attached_and_on_again_after(name: str) -> None:
+def test_checkpointing_of_transformers_is_off_while_attached_and_restored_after(name: str) -> None:
     model, batch = models.ALL[name]()
     plain = copy.deepcopy(model)
     model.gradient_checkpointing_enable()
@@ -168,7 +168,7 @@ def test_foreign_hooks_around_a_block_are_refused_with_its_name() -> None:
         step(model)
 
 
-def test_block_inside_a_checkpoint_by_hand_is_refused_with_its_name() -> None:
+def test_block_inside_mimose_checkpoint_is_refused_with_its_name() -> None:
     model = chain(Counted, Counted)
     with (
         mimose.auto_checkpoint(model, "1GiB", blocks=["0", "1"]),
@@ -178,7 +178,7 @@ def test_block_inside_a_checkpoint_by_hand_is_refused_with_its_name() -> None:
 
 
 @pytest.mark.parametrize("flagged", [True, False])
-def test_transformers_is_not_made_to_warn_of_caches(
+def test_transformers_does_not_warn_about_caches(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, flagged: bool
 ) -> None:
     from transformers.utils import logging as theirs

@@ -1,4 +1,4 @@
-"""The allocator's settings: made for the first handle, put back by the last, the user's first."""
+"""The first handle configures the allocator, the last restores it; the user's settings win."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mimose.errors import ArgumentError
 from mimose.memory import allocator
 from mimose.memory.allocator import (
     ALLOCATOR_SETTINGS,
-    VARIABLES,
+    ALLOCATOR_VARIABLES,
     AllocatorLease,
     ProcessAllocator,
+    configure_for_process,
     in_pool,
     page_bytes_in,
-    set_up_for_good,
+    reason_not_to_configure,
     settings_string,
-    why_left_alone,
 )
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _as_in_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in VARIABLES:
+    for name in ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(allocator, "PROCESS", ProcessAllocator())
     torch._C._accelerator_setAllocatorSettings("")
@@ -49,7 +49,9 @@ def lease(choice: str = "auto", device: torch.device = CUDA) -> AllocatorLease:
     return made
 
 
-def test_a_handle_on_cuda_sets_it_up_and_puts_it_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handle_on_cuda_configures_the_allocator_and_restores_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.INFO, "mimose"):
         held = lease()
     assert settings_string() == ALLOCATOR_SETTINGS
@@ -59,7 +61,9 @@ def test_a_handle_on_cuda_sets_it_up_and_puts_it_back(caplog: pytest.LogCaptureF
     assert settings_string() == DEFAULTS
 
 
-def test_the_last_of_several_handles_puts_it_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_last_of_several_handles_restores_the_allocator(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.INFO, "mimose"):
         first, second = lease(), lease()
     assert len(caplog.records) == 1
@@ -69,20 +73,20 @@ def test_the_last_of_several_handles_puts_it_back(caplog: pytest.LogCaptureFixtu
     assert settings_string() == DEFAULTS
 
 
-def test_what_was_put_back_is_not_taken_for_the_users_choice() -> None:
+def test_restored_settings_do_not_count_as_the_users_choice() -> None:
     lease().give_back()
     again = lease()
-    assert again.left_because is None
+    assert again.reason_not_configured is None
     assert settings_string() == ALLOCATOR_SETTINGS
 
 
-@pytest.mark.parametrize("name", VARIABLES)
-def test_an_environment_that_configures_it_is_respected(
+@pytest.mark.parametrize("name", ALLOCATOR_VARIABLES)
+def test_settings_in_the_environment_are_respected(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "max_split_size_mb:256")
     held = lease()
-    assert held.left_because == f"{name}=max_split_size_mb:256 configures it"
+    assert held.reason_not_configured == f"{name}=max_split_size_mb:256 configures it"
     assert settings_string() == ""
     held.give_back()
     assert settings_string() == ""
@@ -90,49 +94,49 @@ def test_an_environment_that_configures_it_is_respected(
 
 def test_settings_made_in_the_process_are_respected() -> None:
     torch._C._accelerator_setAllocatorSettings("garbage_collection_threshold:0.8")
-    assert "garbage_collection_threshold:0.8" in (lease().left_because or "")
+    assert "garbage_collection_threshold:0.8" in (lease().reason_not_configured or "")
     assert settings_string() == "garbage_collection_threshold:0.8"
 
 
-def test_settings_that_others_have_made_since_are_not_put_back() -> None:
+def test_settings_changed_by_other_code_are_not_restored() -> None:
     held = lease()
     torch._C._accelerator_setAllocatorSettings("max_split_size_mb:64")
     held.give_back()
     assert settings_string() == "max_split_size_mb:64"
 
 
-def test_leaving_it_alone_is_a_choice_without_a_warning() -> None:
+def test_allocator_leave_changes_nothing_and_gives_no_reason() -> None:
     held = lease("leave")
     assert settings_string() == ""
-    assert held.left_because is None
+    assert held.reason_not_configured is None
 
 
-def test_on_a_cpu_it_is_left_until_the_model_comes_to_a_gpu() -> None:
+def test_the_allocator_is_configured_once_the_model_is_on_a_gpu() -> None:
     held = lease(device=CPU)
     assert settings_string() == ""
     assert held.take(CUDA)
     assert settings_string() == ALLOCATOR_SETTINGS
 
 
-def test_a_library_with_memory_pools_of_its_own_is_left_in_peace(
+def test_a_library_with_memory_pools_of_its_own_prevents_configuring(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "vllm.device_allocator.cumem", allocator)
-    assert "memory pools" in (why_left_alone() or "")
+    assert "memory pools" in (reason_not_to_configure() or "")
 
 
-def test_segments_of_a_pool_are_known_by_its_id() -> None:
+def test_segments_of_a_pool_are_recognized_by_their_pool_id() -> None:
     assert not in_pool([{"segment_pool_id": (0, 0)}, {}])
     assert in_pool([{"segment_pool_id": (0, 0)}, {"segment_pool_id": (0, 3)}])
 
 
-def test_without_a_gpu_programs_leave_it_alone() -> None:
-    set_up_for_good()
+def test_programs_without_a_gpu_do_not_configure_the_allocator() -> None:
+    configure_for_process()
     assert settings_string() == ""
 
 
 @pytest.mark.parametrize("choice", ["yes", None, True])
-def test_unknown_choices_are_refused_with_the_known_ones(choice: object) -> None:
+def test_unknown_choices_are_refused_with_the_valid_ones(choice: object) -> None:
     with pytest.raises(ArgumentError, match=r"neither 'auto'.*nor 'leave'"):
         mimose.auto_checkpoint(nn.Sequential(nn.Linear(2, 2)), "1GiB", allocator=choice)
 

@@ -1,4 +1,4 @@
-"""The CPU's meter counts what is alive, each byte once."""
+"""The CPU's meter counts the bytes of live storages, each once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def meter() -> Iterator[CpuMeter]:
 
 
 class Since:
-    """Bytes that came since it was made."""
+    """Bytes allocated since this object was created."""
 
     def __init__(self, meter: CpuMeter) -> None:
         self._meter = meter
@@ -83,7 +83,7 @@ def test_views_count_once(meter: CpuMeter) -> None:
     assert since.in_use == 0
 
 
-def test_in_place_operators_take_nothing(meter: CpuMeter) -> None:
+def test_in_place_operators_allocate_nothing(meter: CpuMeter) -> None:
     x = torch.rand(KIB)
     since = Since(meter)
     x.add_(1).mul_(2)
@@ -110,7 +110,7 @@ def test_peak_is_the_most_since_it_was_reset(meter: CpuMeter) -> None:
     assert since.peak == 2 * KIB
 
 
-def test_what_lived_before_counts_and_is_freed() -> None:
+def test_tensors_older_than_the_meter_count_and_are_freed() -> None:
     model = torch.nn.Linear(64, 64)
     model(torch.ones(2, 64)).sum().backward()
     of_model = sum(2 * p.nbytes for p in model.parameters())
@@ -133,7 +133,7 @@ def test_backward_is_counted_too(meter: CpuMeter) -> None:
     assert since.in_use == sum(p.nbytes for p in model.parameters())
 
 
-def test_meters_share_one_count_until_the_last_is_closed() -> None:
+def test_meters_share_one_counter_until_the_last_is_closed() -> None:
     first, second = CpuMeter(), CpuMeter()
     x = take(7)
     assert first.read() == second.read()
@@ -148,7 +148,7 @@ def test_meters_share_one_count_until_the_last_is_closed() -> None:
     del x, y
 
 
-def test_peak_that_one_meter_resets_is_not_hidden_from_another() -> None:
+def test_resetting_one_meters_peak_keeps_that_of_another() -> None:
     first, second = CpuMeter(), CpuMeter()
     try:
         for meter in (first, second):
@@ -167,7 +167,7 @@ def test_peak_that_one_meter_resets_is_not_hidden_from_another() -> None:
         second.close()
 
 
-def test_meter_that_is_closed_does_not_lift_the_limit_of_another() -> None:
+def test_closing_a_meter_keeps_the_limit_of_another() -> None:
     first, second = CpuMeter(), CpuMeter()
     second.limit(second.read().in_use + 4 * KIB)
     first.close()
@@ -178,7 +178,7 @@ def test_meter_that_is_closed_does_not_lift_the_limit_of_another() -> None:
         second.close()
 
 
-# Beside the modes of others
+# Together with the user's own dispatch modes
 
 
 def modes() -> list[type]:
@@ -190,7 +190,7 @@ class Net(torch.nn.Sequential):
         super().__init__(*(torch.nn.Linear(8, 8) for _ in range(3)))
 
     def step(self, flops: Any = None) -> int:
-        """One step; the bytes in use in it, and at least some."""
+        """Run one step; return a lower bound of the bytes in use."""
         with flops or nullcontext():
             self(torch.ones(4, 8)).sum().backward()
         return sum(p.nbytes for p in self.parameters())
@@ -201,7 +201,7 @@ def attached(model: Net) -> mimose.api.handle.Mimose:
 
 
 @pytest.mark.parametrize("at", [0, 1, 4])
-def test_mode_of_others_around_any_step_is_left_and_sees_that_step_only(at: int) -> None:
+def test_users_dispatch_mode_around_one_step_sees_only_that_step(at: int) -> None:
     model, flops = Net(), FlopCounterMode(display=False)
     counts = []
     with attached(model) as handle:
@@ -221,7 +221,7 @@ def test_mode_of_others_around_any_step_is_left_and_sees_that_step_only(at: int)
     assert counts[at:] == [counts[at]] * (6 - at)
 
 
-def test_mode_of_others_around_all_of_it_goes_on_after_detach() -> None:
+def test_users_dispatch_mode_around_everything_stays_active_after_detach() -> None:
     model, flops = Net(), FlopCounterMode(display=False)
     with flops:
         with attached(model) as handle:
@@ -236,7 +236,7 @@ def test_mode_of_others_around_all_of_it_goes_on_after_detach() -> None:
     assert StorageCounter._shared is None
 
 
-def test_mode_of_others_that_is_entered_before_detach_and_left_after_it_is_its_own() -> None:
+def test_detaching_inside_a_users_dispatch_mode_leaves_that_mode_active() -> None:
     model, flops = Net(), FlopCounterMode(display=False)
     handle = attached(model)
     model.step()
@@ -248,7 +248,7 @@ def test_mode_of_others_that_is_entered_before_detach_and_left_after_it_is_its_o
     assert modes() == []
 
 
-def test_what_torch_knows_of_modes_is_right_after_each() -> None:
+def test_torch_reports_correctly_whether_a_dispatch_mode_is_active() -> None:
     def known() -> bool:
         return bool(is_in_torch_dispatch_mode())
 
@@ -262,23 +262,23 @@ def test_what_torch_knows_of_modes_is_right_after_each() -> None:
     assert not known()
 
 
-def test_meter_closed_in_a_backward_counts_nothing_and_the_next_takes_its_mode_over() -> None:
+def test_meter_closed_in_a_backward_stops_counting_and_the_next_reuses_its_mode() -> None:
     meter = CpuMeter()
     x = torch.ones(4, requires_grad=True)
     x.register_hook(lambda _: meter.close())
     x.sum().backward()
-    before, mode = meter.read().in_use, meter._mode
+    before, counter = meter.read().in_use, meter._counter
     ballast = take(4)
     assert meter.read().in_use == before
     following = CpuMeter()
-    assert following._mode is mode
+    assert following._counter is counter
     assert following.read().in_use - before == ballast.nbytes + x.grad.nbytes
     following.close()
     assert modes() == []
     assert StorageCounter._shared is None
 
 
-def test_limit_raises_out_of_memory_until_it_is_lifted(meter: CpuMeter) -> None:
+def test_limit_raises_out_of_memory_until_it_is_removed(meter: CpuMeter) -> None:
     meter.limit(meter.read().in_use + 4 * KIB)
     x = take(3)
     with pytest.raises(
@@ -290,7 +290,7 @@ def test_limit_raises_out_of_memory_until_it_is_lifted(meter: CpuMeter) -> None:
     assert take(9).numel() == 9 * KIB
 
 
-def test_what_did_not_fit_is_not_held(meter: CpuMeter) -> None:
+def test_allocation_over_the_limit_is_not_counted(meter: CpuMeter) -> None:
     since = Since(meter)
     meter.limit(meter.read().in_use + KIB)
     with pytest.raises(torch.OutOfMemoryError):
@@ -305,21 +305,21 @@ def test_closed_meter_limits_nothing() -> None:
     assert take(1).numel() == KIB
 
 
-def test_free_is_what_the_machine_has_less_what_is_in_use(meter: CpuMeter) -> None:
+def test_free_bytes_are_the_machines_memory_less_the_bytes_in_use(meter: CpuMeter) -> None:
     before = meter.free_bytes()
     x = take(16)
     assert before - meter.free_bytes() == x.nbytes
     assert meter.free_bytes() == meter.device_bytes - meter.read().in_use
 
 
-def test_tensors_of_other_devices_do_not_count(meter: CpuMeter) -> None:
+def test_tensors_on_other_devices_do_not_count(meter: CpuMeter) -> None:
     since = Since(meter)
     elsewhere = torch.zeros(KIB, device="meta") + 1
     assert elsewhere.numel() == KIB
     assert since.in_use == 0
 
 
-def test_other_devices_are_refused_with_a_way_out() -> None:
+def test_unsupported_devices_are_refused_with_an_alternative() -> None:
     with pytest.raises(ConflictError, match=r"is on meta.*mimose\.checkpoint works on every"):
         meter_for(torch.device("meta"))
 
@@ -356,9 +356,7 @@ def segment(kind: str, *blocks: int) -> dict[str, Any]:
         ((5, -7, 12, -24, 3, -9), 16),
     ],
 )
-def test_free_ranges_are_lost_as_far_as_they_fill_no_whole_page(
-    blocks: tuple[int, ...], lost: int
-) -> None:
+def test_free_bytes_outside_whole_pages_are_lost(blocks: tuple[int, ...], lost: int) -> None:
     assert lost_in([segment("large", *blocks)], 12 << 20) == lost << 20
 
 

@@ -23,7 +23,7 @@ def learn(
 
 
 def lose(reserve: PageReserve, *lost: int) -> int:
-    """So much was lost after forwards."""
+    """Report these losses after forwards."""
     for number in lost:
         if reserve.learn_lost(number):
             assert not reserve.learn_lost(number)
@@ -31,7 +31,7 @@ def lose(reserve: PageReserve, *lost: int) -> int:
 
 
 def experienced(*, losing: int = 100) -> PageReserve:
-    """One that has looked at enough forwards."""
+    """A reserve with enough measurements."""
     reserve = PageReserve(BUDGET)
     lose(reserve, *[losing] * 8)
     return reserve
@@ -49,7 +49,7 @@ class Scripted(CpuMeter):
     ("fragments", "hole_bytes", "kind"),
     [(True, 500, FragmentReserve), (False, 500, PageReserve), (False, 0, Reserve)],
 )
-def test_each_allocator_has_its_kind_of_reserve(
+def test_each_kind_of_allocator_gets_its_kind_of_reserve(
     fragments: bool, hole_bytes: int, kind: type[Reserve]
 ) -> None:
     meter = Scripted(fragments=fragments, hole_bytes=hole_bytes)
@@ -67,18 +67,18 @@ def test_reserve_starts_at_three_percent_or_higher_where_it_depends_on_the_model
 
 
 @pytest.mark.parametrize(("kind", "least"), LEAST)
-def test_reserve_never_falls_below_three_percent_or_twenty_where_there_are_fragments(
+def test_minimum_is_three_percent_or_twenty_where_memory_fragments(
     kind: type[Reserve], least: int
 ) -> None:
-    assert kind(BUDGET).least == least
+    assert kind(BUDGET).minimum_bytes == least
 
 
 @pytest.mark.parametrize("kind", [Reserve, PageReserve])
-def test_the_least_is_the_holes_of_the_allocators_pages_but_not_over_five_percent(
+def test_minimum_covers_the_holes_in_pages_but_is_at_most_five_percent(
     kind: type[Reserve],
 ) -> None:
-    assert kind(BUDGET, 4_000).least == 4_000
-    assert kind(BUDGET, 40_000).least == 5_000
+    assert kind(BUDGET, 4_000).minimum_bytes == 4_000
+    assert kind(BUDGET, 40_000).minimum_bytes == 5_000
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_reserve_shrinks_by_a_tenth_when_fifty_steps_near_the_limit_were_quiet(
     assert learn(quiet) == after
 
 
-def test_reserve_waits_anew_after_a_sign() -> None:
+def test_growing_restarts_the_count_of_quiet_steps() -> None:
     near = FragmentReserve(BUDGET)
     for _ in range(49):
         learn(near)
@@ -154,13 +154,13 @@ def test_fragments_grow_the_reserve_with_every_retry_up_to_a_limit() -> None:
     assert learn(FragmentReserve(BUDGET), retries=1000) == 45_000
 
 
-def test_fragments_are_what_the_allocator_newly_holds_beyond_what_is_in_use() -> None:
+def test_fragment_reserve_covers_newly_held_memory_beyond_the_bytes_in_use() -> None:
     assert learn(FragmentReserve(BUDGET), over=22_000, grew=True) == 22_000
     assert learn(FragmentReserve(BUDGET), over=60_000, grew=True) == 45_000
     assert learn(FragmentReserve(BUDGET), over=22_000, grew=False) == 20_000
 
 
-def test_what_an_observed_step_could_not_use_is_reserved_where_there_are_fragments() -> None:
+def test_fragment_reserve_covers_what_an_observed_step_could_not_use() -> None:
     observing = FragmentReserve(BUDGET)
     observing.learn_unusable(21_000)
     assert observing.bytes == 21_000
@@ -171,12 +171,12 @@ def test_what_an_observed_step_could_not_use_is_reserved_where_there_are_fragmen
     assert lose(experienced(), 100) == 3_000
 
 
-def test_eight_percent_is_left_free_until_eight_forwards_were_looked_at() -> None:
+def test_eight_percent_is_reserved_until_eight_forwards_were_measured() -> None:
     young = PageReserve(BUDGET)
     assert [lose(young, 500) for _ in range(9)] == [8_000] * 7 + [3_000] * 2
 
 
-def test_a_first_forward_that_loses_little_says_nothing_of_the_next() -> None:
+def test_one_forward_that_loses_little_does_not_shrink_the_reserve() -> None:
     young = PageReserve(BUDGET)
     lose(young, 100)
     assert young.bytes == 8_000
@@ -191,31 +191,31 @@ def test_a_first_forward_that_loses_little_says_nothing_of_the_next() -> None:
         ([50_000] * 8, 8_000),
     ],
 )
-def test_what_is_reserved_follows_what_forwards_lose(lost: list[int], bytes_: int) -> None:
+def test_reserve_follows_the_median_and_the_largest_loss(lost: list[int], bytes_: int) -> None:
     assert lose(PageReserve(BUDGET), *lost) == bytes_
 
 
-def test_cached_memory_is_given_back_before_more_is_reserved() -> None:
+def test_the_cache_is_emptied_before_the_reserve_grows() -> None:
     untidy = experienced()
     assert untidy.learn_lost(2_000)
-    assert untidy.wants_look(97_000)  # in the next step
+    assert untidy.should_measure_lost(97_000)  # already in the next step
     assert untidy.bytes == 3_000
-    assert not untidy.learn_lost(1_000)  # that was the reason
+    assert not untidy.learn_lost(1_000)  # emptying helped
     assert untidy.bytes == 3_000
 
 
-def test_cached_memory_is_given_back_once_in_a_long_while() -> None:
+def test_the_cache_is_emptied_at_most_every_512_steps() -> None:
     untidy = experienced(losing=2_000)
     given_back = []
     for number in range(1200):
-        if untidy.wants_look(99_000) and untidy.learn_lost(3_500):
+        if untidy.should_measure_lost(99_000) and untidy.learn_lost(3_500):
             given_back.append(number)
         learn(untidy, peak=99_000)
     assert len(given_back) == 3
     assert all(later - one >= 512 for one, later in pairwise(given_back))
 
 
-def test_nothing_is_given_back_while_little_is_known() -> None:
+def test_the_cache_is_not_emptied_before_eight_measurements() -> None:
     assert not PageReserve(BUDGET).learn_lost(6_000)
 
 
@@ -224,17 +224,17 @@ def test_nothing_is_given_back_while_little_is_known() -> None:
     [
         (2_000, 1, 3_000),  # less than is reserved
         (3_000, 1, 3_900),  # three tenths more than was lost at the peak
-        (3_000, 0, 3_000),  # nobody asked for what is cached
+        (3_000, 0, 3_000),  # no retry, so cached memory is not lost
         (20_000, 1, 8_000),
     ],
 )
-def test_after_a_retry_what_is_held_beyond_the_peak_counts_as_lost(
+def test_after_a_retry_memory_held_beyond_the_peak_counts_as_lost(
     over: int, retries: int, bytes_: int
 ) -> None:
     assert learn(experienced(), over=over, retries=retries) == bytes_
 
 
-def test_reserve_shrinks_no_further_than_what_is_lost_needs() -> None:
+def test_reserve_does_not_shrink_below_the_measured_loss() -> None:
     quiet = experienced(losing=2_000)
     assert learn(quiet, over=4_615, retries=1) == 5_999
     for _ in range(3000):
@@ -242,28 +242,30 @@ def test_reserve_shrinks_no_further_than_what_is_lost_needs() -> None:
     assert quiet.bytes == 5_000
 
 
-def looked_at(reserve: PageReserve, peaks: list[int], *, losing: int, retries: int) -> list[int]:
-    """The steps in which it looked."""
+def measured_steps(
+    reserve: PageReserve, peaks: list[int], *, losing: int, retries: int
+) -> list[int]:
+    """The steps in which the loss was measured."""
     looked = []
     for number, peak in enumerate(peaks):
-        if reserve.wants_look(peak):
+        if reserve.should_measure_lost(peak):
             looked.append(number)
             reserve.learn_lost(losing)
         learn(reserve, peak=peak, retries=retries)
     return looked
 
 
-def test_eight_steps_near_the_limit_are_looked_at() -> None:
+def test_the_first_eight_steps_near_the_limit_are_measured() -> None:
     peaks = [50_000] * 3 + [97_000] * 60
-    assert looked_at(PageReserve(BUDGET), peaks, losing=100, retries=0) == list(range(3, 11))
+    assert measured_steps(PageReserve(BUDGET), peaks, losing=100, retries=0) == list(range(3, 11))
 
 
-def test_a_retry_makes_it_look_again_but_not_in_every_step() -> None:
-    assert looked_at(experienced(), [97_000] * 96, losing=100, retries=1) == [32, 64]
+def test_a_retry_leads_to_a_new_measurement_but_not_in_every_step() -> None:
+    assert measured_steps(experienced(), [97_000] * 96, losing=100, retries=1) == [32, 64]
 
 
-def test_it_looks_again_while_more_than_the_least_is_reserved() -> None:
+def test_measuring_goes_on_while_the_reserve_is_above_its_minimum() -> None:
     high = experienced(losing=2_000)
-    looks = looked_at(high, [99_000] * 400, losing=500, retries=0)
+    looks = measured_steps(high, [99_000] * 400, losing=500, retries=0)
     assert looks == [32, 64, 96, 128, 160]
     assert high.bytes == 3_000

@@ -147,9 +147,11 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Contents:
     """A run that has observed one size, and kept all of a smaller one."""
     path = tmp_path_factory.mktemp("bounded") / "run.jsonl"
     model, (long, *_, short) = models.Encoder(), texts([90, 30])
-    with mimose.auto_checkpoint(model, "6GiB", record=path) as handle:
+    with mimose.auto_checkpoint(model, "6GiB", record=path), pytest.MonkeyPatch.context() as patch:
         train(model, [long] * 3)
-        handle._engine.scheduler.cost_model._at_ease = 1 << 30  # as if it had looked often enough
+        patch.setattr(
+            mimose.estimation.cost_model, "_ENOUGH", 0
+        )  # no more observing of small sizes
         train(model, [short] * 3)
     return contents_of(read_recording(path))
 
@@ -161,7 +163,7 @@ def test_bounds_are_shown_as_bounds_and_under_their_own_size(bounded: Contents) 
     assert bounded.mean_excess is not None
     assert bounded.mean_excess < 0.02
     text = markdown_of(bounded, "run")
-    assert re.search(r"\| 4×30 \| 3 \| `KKK` \| ≤ [\d.]+ MiB \(as at 4×90\)", text)
+    assert re.search(r"\| 4×30 \| 3 \| `KKK` \| ≤ [\d.]+ MiB \(measured at 4×90\)", text)
     assert data_in(page_of(bounded, "run"))["sizes"][0]["at_most_as"] == "4×90"  # type: ignore[index]
 
 

@@ -81,7 +81,9 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_model_is_touched(
     tmp_path: Path,
 ) -> None:
     model = models.Encoder()
-    with pytest.raises(mimose.ArgumentError, match=r"No such file or directory.*directory that"):
+    with pytest.raises(
+        mimose.ArgumentError, match=r"No such file or directory.*existing, writable directory"
+    ):
         mimose.auto_checkpoint(model, "64MiB", record=tmp_path / "nowhere" / "run.jsonl")
     assert not interceptors(model)
 
@@ -99,7 +101,7 @@ def test_a_second_run_leaves_the_recording_of_the_first_as_it_is(
         train(model, batches[:4])
     assert first.recording == path
     assert second.recording == tmp_path / "run-2.jsonl"
-    assert "is recorded to" in caplog.text
+    assert "recording to" in caplog.text
     assert path.read_bytes() == before
     assert [len(read_recording(h.recording).steps) for h in (first, second)] == [3, 4]
     assert sorted(tmp_path.iterdir()) == [second.recording, path]
@@ -110,7 +112,9 @@ def test_a_full_disk_ends_the_recording_but_not_the_training() -> None:
     with mimose.auto_checkpoint(model, budget, record="/dev/full") as handle:
         train(model, batches[:3])
         assert handle._recorder is not None
-        with pytest.warns(mimose.MimoseWarning, match="No space left on device. Training goes on"):
+        with pytest.warns(
+            mimose.MimoseWarning, match="No space left on device. Training continues"
+        ):
             handle._recorder.flush()
         train(model, batches[3:6])
     assert handle.stats().steps == 6
@@ -157,11 +161,11 @@ def test_files_that_are_no_recordings_are_refused_with_a_reason(tmp_path: Path) 
     path = tmp_path / "file"
     for content, why in [
         ("", "is empty"),
-        ("step,loss\n1,2\n", "is not a recording: write one with"),
-        ('{"recording":{"format":1', "cut within its first line"),
+        ("step,loss\n1,2\n", "is not a recording: make one with"),
+        ('{"recording":{"format":1', "truncated in its first line"),
         (json.dumps({"recording": {"format": 99, "mimose_version": "9"}},
-                    separators=(",", ":")), "read it with mimose 9"),
-        ('{"recording":{"format":1,"colour":2}}', "no mimose wrote"),
+                    separators=(",", ":")), "use mimose 9"),
+        ('{"recording":{"format":1,"colour":2}}', "invalid header"),
     ]:  # fmt: skip
         path.write_text(content)
         with pytest.raises(mimose.ArgumentError, match=why):
@@ -203,7 +207,7 @@ def test_a_broken_line_is_left_out_and_told(
     recording = read_recording(damaged)
     assert recording.steps == read_recording(recording_file).steps
     assert recording.unreadable == [7]
-    assert recording.remark == "line 7 makes no sense and is left out"
+    assert recording.remark == "skipped invalid line 7"
     assert contents_of(recording).total_steps == len(recording.steps)
 
 
@@ -214,7 +218,7 @@ def test_a_header_that_was_tampered_with_is_refused(recording_file: Path, tmp_pa
         damaged = tmp_path / "run.jsonl"
         header = json.dumps({"recording": {**values, **wrong}}, separators=(",", ":"))
         damaged.write_text("\n".join([header, *rest]))
-        with pytest.raises(mimose.ArgumentError, match="first line that no mimose wrote"):
+        with pytest.raises(mimose.ArgumentError, match="invalid header in its first line"):
             read_recording(damaged)
 
 

@@ -21,7 +21,7 @@ import models
 from compare import Storages, live_tensors, no_hooks
 from mimose.interception.attachment import RECOMPUTE_EVERYTHING, Attachment
 from mimose.interception.blocks import find_blocks
-from parts import Faulty, Layer, bf16
+from parts import FailsInBackward, Faulty, Layer, bf16
 
 STEPS = 1000
 FAULTS = ("forward", "recompute", "backward")
@@ -97,6 +97,35 @@ def test_no_memory_is_held_where_python_cannot_see_it(raising: bool) -> None:
     with Storages(attached, x) as storages:
         for _ in steps(attached, x, phases(raising)[:30]):
             pass
+        assert storages.live() == 0
+
+
+class EndsInRelu(nn.Module):
+    """Saves its own output, which the next block is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.fails = nn.Linear(4, 4), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        return (FailsInBackward.apply(x) if self.fails else x).relu()
+
+
+def test_an_observed_step_whose_backward_fails_leaves_nothing_behind() -> None:
+    attached, x = nn.Sequential(*(EndsInRelu() for _ in range(4))), torch.randn(3, 4)
+    with (
+        mimose.auto_checkpoint(
+            attached, "1GiB", blocks=EndsInRelu, planner="recompute_all"
+        ) as handle,
+        Storages(attached, x) as storages,
+    ):
+        for attached[2].fails in (False, True, True, False):
+            with suppress(ValueError):
+                attached(x).sum().backward()
+            assert handle._engine._now.last.observed
+        assert handle._engine._now.last.over
+        attached.zero_grad()
         assert storages.live() == 0
 
 

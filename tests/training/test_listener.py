@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from mimose.execution.autograd import Listener
-from mimose.interception.attachment import Attachment, BlockInterceptor
+from mimose.execution.autograd import ForwardEnd, Listener
+from mimose.interception.attachment import Attachment
 from mimose.interception.blocks import find_blocks
+from parts import Only, Overheard
 
 Event = tuple[str, int]
 
@@ -22,33 +23,22 @@ class Diary(Listener):
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def before_recompute(self, block: int) -> None:
-        self.events.append(("before", block))
+    def before_recompute(self, run: int) -> None:
+        self.events.append(("before", run))
 
-    def after_recompute(self, block: int) -> None:
-        self.events.append(("after", block))
+    def after_recompute(self, run: int) -> None:
+        self.events.append(("after", run))
 
-    def backward_begins(self, block: int) -> None:
-        self.events.append(("begins", block))
+    def backward_begins(self, run: int) -> None:
+        self.events.append(("begins", run))
 
-    def backward_ends(self, block: int) -> None:
-        self.events.append(("ends", block))
-
-
-class Only:
-    """Recomputes the blocks of these indices."""
-
-    def __init__(self, *blocks: int) -> None:
-        self.blocks = blocks
-
-    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
-        return interceptor.index in self.blocks
+    def backward_ends(self, run: int) -> None:
+        self.events.append(("ends", run))
 
 
 def attach(model: nn.Module, listener: Listener, *recomputed: int) -> None:
-    attachment = Attachment(model, find_blocks(model), Only(*recomputed))
-    for interceptor in attachment.interceptors:
-        interceptor.listener = listener
+    """Each call is told by its block's index, and is kept unless it is one of `recomputed`."""
+    Attachment(model, find_blocks(model), Overheard(Only(*recomputed), listener))
 
 
 class Part(nn.Module):
@@ -135,8 +125,8 @@ def test_end_is_told_when_the_gradients_of_the_block_are_there() -> None:
     model, grads = Chain(), {}
 
     class Looks(Listener):
-        def backward_ends(self, block: int) -> None:
-            grads[block] = [p.grad is not None for p in model.parts[block].parameters()]
+        def backward_ends(self, run: int) -> None:
+            grads[run] = [p.grad is not None for p in model.parts[run].parameters()]
 
     attach(model, Looks(), 0, 1, 2)
     model(torch.ones(2, 4)).sum().backward()
@@ -167,8 +157,8 @@ def test_what_a_block_passes_through_is_not_its_own_output() -> None:
     told = []
 
     class Hears(Listener):
-        def forward_ends(self, block: int, own: list, idle: list) -> None:
-            told.append(own)
+        def forward_ends(self, run: int, end: ForwardEnd) -> None:
+            told.append((len(end.outputs), end.saved_outputs))
 
     model = nn.Sequential(Scales(), Scales())
     attach(model, Hears(), 0)
@@ -177,19 +167,20 @@ def test_what_a_block_passes_through_is_not_its_own_output() -> None:
         out, passed = model[0](torch.ones(2, 4, requires_grad=True), by)
         assert passed is by
         out.sum().backward()
-    assert told == [[], []]
+    assert told == [(1, []), (1, [])]
 
 
 def test_forward_tells_how_much_of_its_output_it_would_have_saved() -> None:
     told = {}
 
     class Hears(Listener):
-        def forward_ends(self, block: int, own: list, idle: list) -> None:
-            told[block] = sum(storage.nbytes() for storage in own)
+        def forward_ends(self, run: int, end: ForwardEnd) -> None:
+            told[run] = sum(tensor.untyped_storage().nbytes() for tensor in end.saved_outputs)
 
     model = nn.Sequential(Part(1), Squares(), Part(1))
     attach(model, Hears(), 0, 1)
     for _ in range(2):
         told.clear()
         model(torch.ones(2, 4)).sum().backward()
-        assert told == {0: 2 * 4 * 4, 1: 0}  # exp saves its result, square its argument
+        # exp saves its result, square its argument; the last block is kept
+        assert told == {0: 2 * 4 * 4, 1: 0, 2: 2 * 4 * 4}

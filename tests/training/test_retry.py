@@ -23,7 +23,6 @@ from loops import Batch, adamw, labelled, lengths, task, texts, tight_budget
 from mimose.errors import OutOfMemory
 from mimose.tensors.out_of_memory import is_out_of_memory
 from mimose.tensors.running_backward import task_id
-from mimose.training.steps import PlannedStep
 from parts import Layer
 
 Step = Callable[[nn.Module, Batch], float]
@@ -292,7 +291,7 @@ def test_plans_get_stricter_with_each_attempt_and_end_with_everything() -> None:
 
     def step(batch: Batch) -> None:
         models.loss_of(model, batch)
-        plan = handle._engine._step.plan  # type: ignore[union-attr]
+        plan = handle._engine._now.step.plan  # type: ignore[union-attr]
         plans.append(str(plan))
         if len(plans) % 3:
             raise torch.OutOfMemoryError("")
@@ -698,9 +697,10 @@ def guarded(*, changes_input: bool = False) -> tuple[nn.Module, nn.Module, mimos
 
 def guarded_block(handle: mimose.Mimose) -> int:
     """The last block that is kept near the limit."""
-    step = handle._engine._last_step
-    assert isinstance(step, PlannedStep)
-    return max(index for index, nth in step._guarded)
+    step = handle._engine._now.last
+    assert step.has_plan
+    assert not step.observed
+    return max(index for index, nth in step.decision.cached.guarded)
 
 
 def squares(model: nn.Module, batch: Batch) -> torch.Tensor:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import random
-from typing import Any, cast
+from typing import Any
 
 import pytest
+import torch
 
 from mimose.costs.input_size import InputSize
-from mimose.costs.observations import Observation, StepObservation
+from mimose.costs.observations import StepObservation
+from mimose.costs.options import Option
+from mimose.costs.timeline import Profile, RunCost
 from mimose.memory.meters import CpuMeter, Reading
 from mimose.memory.reserve import Reserve
 from mimose.planning.plan import Plan
 from mimose.planning.planners import Optimal
 from mimose.tensors.gradients import Gradients
+from mimose.training.decision import Decision
 from mimose.training.scheduler import Scheduler
 from mimose.training.setting import Setting
-from mimose.training.steps import PlannedStep
+from mimose.training.step import Step
 
 RUNS = 6
 BUDGET = 14_600_000
@@ -26,35 +30,29 @@ def size_of(length: int) -> InputSize:
     return InputSize((("ids", 2),), (8, length))
 
 
-def seen(length: int) -> StepObservation:
-    """Equal blocks whose bytes are proportional to the length."""
+def seen(length: int, *, allocates: bool = False) -> StepObservation:
+    """Equal blocks whose bytes are proportional to the length; no gradients, as in `Bare`."""
     saved = length * 8000
 
-    def run(k: int) -> Observation:
-        level = k * saved // 10
-        return Observation(
-            start_bytes=level,
-            forward_bytes=level + saved,
-            entry_bytes=level,
-            born_bytes=0,
-            saved_bytes=saved,
-            spike_bytes=saved + saved // 4,
-            back_bytes=0,
-            out_saved_bytes=0,
-            in_idle_bytes=0,
-            seconds=1e-3,
-            fixed=False,
+    def run(k: int) -> RunCost:
+        return RunCost(
+            boundary=saved // 10 if k else 0,
+            forward_peak=saved,
+            backward_entry=0,
+            saved=saved,
+            recompute_peak=saved + saved // 4,
+            backward_peak=0,
+            output_saved=0,
+            droppable_input=0,
+            nanoseconds=1_000_000,
         )
 
     return StepObservation(
-        size=size_of(length),
         pattern=tuple((k, 0) for k in range(RUNS)),
-        runs=tuple(map(run, range(RUNS))),
-        head_forward_bytes=0,
-        head_backward_bytes=0,
-        tail_bytes=0,
-        prelude_bytes=0,
-        gradients_born=False,
+        profile=Profile(size_of(length), tuple(map(run, range(RUNS))), 0, 0, 0, 0),
+        gradients_allocated=(0,) * RUNS,
+        all_gradients_allocated=0,
+        allocates=allocates,
     )
 
 
@@ -81,78 +79,235 @@ def bare() -> Any:
     setting.meter.close()
 
 
-def knowing() -> Scheduler:
+def knowing(*, allocates: bool = False) -> Scheduler:
     scheduler = Scheduler(Optimal())
     for length in (50, 80, 120, 160, 200, 240, 300):
-        scheduler.learn(seen(length))
-    scheduler.cost_model = scheduler.cost_model.of(born=False)  # as in a step of a `Bare` one
+        scheduler.learn(seen(length, allocates=allocates))
     return scheduler
 
 
+def decided(scheduler: Scheduler, bare: Bare, length: int, in_use: int = 0) -> Decision:
+    return scheduler.decide(bare, size_of(length), reading(in_use))
+
+
+def predicted(scheduler: Scheduler, length: int) -> Profile:
+    prediction = scheduler.cost_model.predict(size_of(length))
+    assert prediction is not None
+    return prediction.profile
+
+
 @pytest.mark.parametrize("recomputed", [0, 1, 2])
-def test_a_shared_plan_is_guarded_by_what_is_available_now(bare: Bare, recomputed: int) -> None:
+def test_a_plan_is_guarded_by_what_is_available_now(bare: Bare, recomputed: int) -> None:
     scheduler = knowing()
-    profile = scheduler.cost_model.predict(size_of(200))
-    assert profile is not None
     choices = (True,) * recomputed + (False,) * (RUNS - recomputed)
-    needed = Plan.of(profile, choices, 0).peak_bytes
-    most = bare.available(0)
-    if recomputed:  # one byte less than recomputing one run less would need
-        fewer = (*choices[1:], False)
-        most = Plan.of(profile, fewer, 0).peak_bytes - 1
-    for length in (190, 198, 200):
-        scheduler.decide(bare, size_of(length), reading(bare.available(0) - most), 0)
-    decision = scheduler.decide(bare, size_of(200), reading(bare.available(0) - needed), 0)
-    assert decision is not None
-    assert not decision.new
-    assert decision.cached.plan.recompute == choices
+    needed = Plan.of(predicted(scheduler, 200), choices, 0).peak_bytes
+    decision = decided(scheduler, bare, 200, in_use=bare.available(0) - needed)
+    assert decision.cached.plan.choices == tuple(map(Option.of, choices))
+    assert decision.cached.plan.fits
     assert decision.cached.guarded
+    bare.budget_bytes *= 10
+    assert not decided(scheduler, bare, 200).cached.guarded
 
 
-def test_sizes_between_two_that_agree_need_no_planning(bare: Bare) -> None:
+def test_sizes_between_observed_ones_are_planned_for_their_own_costs(bare: Bare) -> None:
     scheduler = knowing()
     available = bare.available(0)
     lengths = list(range(160, 301))
     random.Random(0).shuffle(lengths)
     for length in lengths:
-        decision = cast(Any, scheduler.decide(bare, size_of(length), reading(0), 0))
-        profile = scheduler.cost_model.predict(size_of(length))
-        assert profile is not None
-        best = Optimal().plan(profile, available)
-        assert decision.cached.plan.recompute == best.recompute
-        assert decision.cached.plan.peak_bytes == pytest.approx(best.peak_bytes, rel=0.005)
-    assert scheduler.cache.misses < len(lengths) // 3
+        decision = decided(scheduler, bare, length)
+        best = Optimal().plan(predicted(scheduler, length), available)
+        assert decision.trusted
+        assert not decision.observed
+        assert decision.cached.plan == best
+
+
+def test_a_size_that_comes_again_needs_no_planning(bare: Bare) -> None:
+    scheduler = knowing()
+    first, again = (decided(scheduler, bare, 170) for _ in range(2))
+    assert first.new
+    assert not again.new
+    assert again.cached is first.cached
+    assert (scheduler.cache.misses, scheduler.cache.hits) == (1, 1)
+
+
+def test_a_size_is_planned_anew_once_more_is_known(bare: Bare) -> None:
+    scheduler = knowing()
+    decided(scheduler, bare, 170)
+    scheduler.learn(seen(180))
+    assert decided(scheduler, bare, 170).new
+
+
+def test_nothing_is_planned_before_anything_was_observed(bare: Bare) -> None:
+    decision = decided(Scheduler(Optimal()), bare, 100)
+    assert decision.observed
+    assert not decision.cached.choices
+
+
+@pytest.mark.parametrize("far", [340, 450])
+def test_a_size_beyond_those_observed_is_observed_under_eviction(bare: Bare, far: int) -> None:
+    scheduler = knowing()
+    bare.budget_bytes *= 10
+    beyond = decided(scheduler, bare, far)
+    assert not beyond.trusted
+    assert beyond.observed
+    assert beyond.evictable
+    assert beyond.cached.plan.fits
+    first, *others = beyond.cached.plan.choices  # blocks are all alike: one shows what they take
+    assert first is Option.RECOMPUTE
+    assert others == [Option.KEEP] * (RUNS - 1)
+    scheduler.learn(seen(far))
+    after = decided(scheduler, bare, far)
+    assert after.trusted
+    assert after.cached.plan.keeps_all
+
+
+@pytest.mark.parametrize("near", [45, 305])
+def test_sizes_that_a_fit_tells_beside_those_observed_are_planned_under_eviction(
+    bare: Bare, near: int
+) -> None:
+    scheduler = knowing()
+    bare.budget_bytes *= 10
+    beside = decided(scheduler, bare, near)
+    assert not beside.trusted
+    assert not beside.observed
+    assert beside.evictable
+    assert beside.cached.plan.keeps_all
+    scheduler.learn(seen(near))
+    assert decided(scheduler, bare, near).trusted
 
 
 def test_sizes_that_were_seen_are_not_in_doubt_for_a_larger_one_s_sake(bare: Bare) -> None:
     scheduler = knowing()
     bare.budget_bytes *= 10
-    beyond = scheduler.decide(bare, size_of(305), reading(0), 0)
-    inside = scheduler.decide(bare, size_of(299), reading(0), 0)
-    assert beyond is not None
-    assert beyond.cached.doubtful
-    assert inside is not None
-    assert not inside.new
-    assert not inside.cached.doubtful
+    beyond, inside = (decided(scheduler, bare, length) for length in (305, 299))
+    assert not beyond.trusted
+    assert inside.trusted
+    assert not inside.observed
+    assert not inside.evictable
 
 
-@pytest.mark.parametrize("broken", [True, False])
-def test_larger_sizes_are_observed_once_one_took_more_than_predicted(
-    bare: Bare, broken: bool
+def step_of(scheduler: Scheduler, decision: Decision, length: int) -> Step:
+    return Step(
+        decision,
+        reading(0),
+        expected=size_of(length),
+        size=size_of(length),
+        cost_model=scheduler.cost_model,
+        when_over=lambda _: None,
+        when_later=lambda _: None,
+    )
+
+
+def carry_out(
+    scheduler: Scheduler,
+    bare: Bare,
+    decision: Decision,
+    length: int,
+    *,
+    share: float = 1.0,
+    limit: int | None = None,
 ) -> None:
+    """A step that does as decided, and rises by this share of what was predicted."""
+    step = step_of(scheduler, decision, length)
+    for block in range(RUNS):
+        step.direct(block, (), {})
+    limit = bare.budget_bytes if limit is None else limit
+    scheduler.step_over(step, int(share * decision.cached.plan.peak_bytes), limit)
+
+
+@pytest.mark.parametrize(("length", "recomputes"), [(250, False), (299, True)])
+def test_steps_are_observed_once_one_took_more_than_predicted(
+    bare: Bare, length: int, recomputes: bool
+) -> None:
+    """Where a block was recomputed, or near the limit; then everything is recomputed."""
+    scheduler = knowing()
+    decision = decided(scheduler, bare, length)
+    assert decision.trusted
+    assert decision.cached.plan.keeps_all is not recomputes
+    limit = bare.budget_bytes * (10 if recomputes else 1)
+    carry_out(scheduler, bare, decision, length, share=1.05, limit=limit)
+    after = decided(scheduler, bare, length)
+    assert not after.trusted
+    assert after.observed
+    assert not after.cached.choices
+    scheduler.learn(seen(length))
+    assert decided(scheduler, bare, length).trusted
+
+
+def test_a_peak_far_below_the_limit_is_no_reason_to_observe_while_all_is_kept(bare: Bare) -> None:
     scheduler = knowing()
     bare.budget_bytes *= 10
-    decision = scheduler.decide(bare, size_of(305), reading(0), 0)
-    assert decision is not None
-    cached = decision.cached
-    step = PlannedStep(size_of(305), cached.plan, cached.again, reading(0), lambda _: None)
-    step.doubtful = True
-    if broken:
-        ran_out = reading(0)._replace(failures=1)
-        assert scheduler.decide(bare, size_of(305), ran_out, 0, step) is None
-    else:
-        scheduler.step_over(step, cached.plan.peak_bytes + 1, bare.budget_bytes)
-    assert scheduler.decide(bare, size_of(305), reading(0), 0) is None
-    assert scheduler.decide(bare, size_of(299), reading(0), 0) is not None
-    scheduler.learn(seen(305))
-    assert scheduler.decide(bare, size_of(308), reading(0), 0) is not None
+    decision = decided(scheduler, bare, 250)
+    assert decision.cached.plan.keeps_all
+    carry_out(scheduler, bare, decision, 250, share=1.05)
+    after = decided(scheduler, bare, 250)
+    assert after.trusted
+    assert not after.observed
+    assert after.available_bytes < decision.available_bytes  # room is left for it all the same
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_adds_to_gradients_is_planned_for_a_few_steps_from_what_allocates_them(
+    bare: Bare, known: bool
+) -> None:
+    """And the other way round. Then one is observed, and known by itself."""
+    scheduler = knowing(allocates=known)
+    parameter = torch.nn.Parameter(torch.zeros(0))
+    if known:
+        parameter.grad = torch.zeros(0)
+    bare.gradients = Gradients([parameter])
+    bare.budget_bytes *= 10
+    for _ in range(3):
+        stood_in = decided(scheduler, bare, 250)
+        assert not stood_in.trusted
+        assert not stood_in.observed
+        assert stood_in.evictable
+        assert stood_in.cached.plan.keeps_all
+        carry_out(scheduler, bare, stood_in, 250)
+    observed = decided(scheduler, bare, 250)
+    assert not observed.trusted
+    assert observed.observed
+    assert observed.cached.plan.count(Option.RECOMPUTE) == 1
+    scheduler.learn(seen(250, allocates=not known))
+    own = decided(scheduler, bare, 250)
+    assert own.trusted
+    assert own.cached.plan.keeps_all
+
+
+def test_of_each_kind_of_block_one_is_recomputed_in_a_step_that_is_observed(bare: Bare) -> None:
+    """One that is recomputed anyway will do; a fixed one cannot be."""
+    scheduler = Scheduler(Optimal())
+    for length in (50, 80, 120, 160, 200, 240, 300):
+        observation = seen(length)
+        first, *others, last = observation.runs
+        larger = [cost._replace(saved=2 * cost.saved) for cost in others[:2]]
+        runs = (first._replace(fixed=True), *larger, *others[2:], last._replace(fixed=True))
+        scheduler.learn(observation.with_runs(runs))
+    bare.budget_bytes *= 10
+    beyond = decided(scheduler, bare, 340)
+    assert beyond.observed
+    assert str(beyond.cached.plan) == "KrKrKK"
+    cached = scheduler.cache.get(beyond.key)
+    assert cached is not None
+    assert cached.plan.keeps_all  # the plan itself is as it was
+    assert cached.plan.peak_bytes >= beyond.cached.plan.peak_bytes
+    for in_use in range(0, bare.available(0), bare.available(0) // 50):
+        choices = decided(scheduler, bare, 340, in_use).cached.plan.choices
+        assert choices[0] is choices[5] is Option.KEEP
+        assert Option.RECOMPUTE in choices[1:3]
+        assert Option.RECOMPUTE in choices[3:5]
+
+
+def test_larger_sizes_are_observed_once_one_ran_out_of_memory(bare: Bare) -> None:
+    scheduler = knowing()
+    bare.budget_bytes *= 10
+    step = step_of(scheduler, decided(scheduler, bare, 250), 250)
+    ran_out = reading(0)._replace(failures=1)
+    assert scheduler.decide(bare, size_of(250), ran_out, broken=step).observed
+    scheduler.learn(seen(130))  # a smaller one says nothing of it
+    assert decided(scheduler, bare, 240).trusted
+    assert not decided(scheduler, bare, 250).trusted
+    assert decided(scheduler, bare, 299).observed
+    scheduler.learn(seen(299))
+    assert decided(scheduler, bare, 250).trusted

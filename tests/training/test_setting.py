@@ -13,7 +13,7 @@ from mimose.memory.meters import CpuMeter, Meter, Reading
 from mimose.memory.reserve import FragmentReserve, PageReserve, Reserve
 from mimose.tensors.gradients import Gradients
 from mimose.tensors.previous_outputs import PreviousOutputs
-from mimose.training.collector import RecomputeCollector
+from mimose.training.collector import Collector
 from mimose.training.setting import Setting, spare_bytes
 from mimose.units import parse_budget
 
@@ -158,9 +158,7 @@ def test_what_was_in_use_before_the_step_is_not_unusable(
     held_after: int, highest_before: int, unusable: int
 ) -> None:
     meter = Scripted(Reading(40, 40, 100, 100))
-    collector = RecomputeCollector(
-        meter, Clock(torch.device("cpu")), Gradients([]), PreviousOutputs()
-    )
+    collector = Collector(meter, Clock(torch.device("cpu")), Gradients([]), PreviousOutputs())
     meter.now = Reading(40, 80, held_after, held_after)
     collector.backward_over(retained=False)
     assert collector.unusable_beyond(highest_before) == unusable

@@ -1,11 +1,12 @@
-"""What users call: `auto_checkpoint` and its handle, and `checkpoint`.
+"""The public functions: `auto_checkpoint` with its handle, and `checkpoint`.
 
-Joins training and reporting.
+Connects training and reporting.
 """
 
 from mimose.api.checkpoint import checkpoint
 from mimose.api.extras import EXTRAS, NEEDED, missing_from, pip_command, version_of
-from mimose.api.handle import Mimose, auto_checkpoint, refuse_options
+from mimose.api.handle import Mimose, auto_checkpoint
+from mimose.api.options import refuse_options
 from mimose.api.switch import switched_off
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""`mimose.checkpoint`: a drop-in for torch's own."""
+"""`mimose.checkpoint`: a drop-in replacement for `torch.utils.checkpoint.checkpoint`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 
-from mimose.execution import Frame, Snapshot, is_foreign, likely_places
+from mimose.execution import BufferSnapshot, Frame, buffers_a_call_may_change, on_unsupported_device
 from mimose.tensors import argument_tensors
 
 
@@ -24,19 +24,19 @@ def checkpoint(
     debug: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Call `function` now, keep none of its activations, rebuild them in the backward.
+    """Call `function` without keeping its activations; recompute them in the backward.
 
     A drop-in for `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)` that updates
-    the buffers of the modules behind `function` once, not twice. `context_fn`, `debug` and devices
-    other than CPU and CUDA are handed to torch's own implementation.
+    module buffers (BatchNorm) once instead of twice. Calls with `context_fn` or `debug`, or on
+    devices other than CPU and CUDA, are passed on to torch's implementation.
 
     >>> layer = torch.nn.Linear(4, 4)
     >>> checkpoint(layer, torch.ones(2, 4)).sum().backward()
     """
     if use_reentrant:
         raise ValueError(
-            "mimose.checkpoint has no reentrant variant: drop use_reentrant=True, "
-            "or call torch.utils.checkpoint.checkpoint for it"
+            "mimose.checkpoint does not support use_reentrant=True: remove it, or call "
+            "torch.utils.checkpoint.checkpoint"
         )
     if determinism_check not in ("default", "none"):
         raise ValueError(
@@ -47,7 +47,7 @@ def checkpoint(
         or debug
         or getattr(torch_checkpoint, "_checkpoint_debug_enabled", None)
         or torch.compiler.is_compiling()
-        or is_foreign(argument_tensors(args, kwargs))
+        or on_unsupported_device(argument_tensors(args, kwargs))
     ):
         options: dict[str, Any] = {} if context_fn is None else {"context_fn": context_fn}
         return torch_checkpoint.checkpoint(
@@ -64,7 +64,7 @@ def checkpoint(
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
     forced = getattr(torch_checkpoint, "_enable_checkpoint_early_stop", None)
-    places = likely_places(function, args, kwargs)
+    slots = buffers_a_call_may_change(function, args, kwargs)
     frame = Frame(
         function,
         args,
@@ -72,6 +72,6 @@ def checkpoint(
         preserve_rng=preserve_rng_state,
         check=determinism_check == "default",
         early_stop=early_stop if forced is None else forced,
-        found=Snapshot(places) if places else None,
+        found=BufferSnapshot(slots) if slots else None,
     )
     return frame.forward(args, kwargs)

@@ -1,4 +1,4 @@
-"""What mimose needs and can use, in which versions, and what to type where something is missing."""
+"""Required and optional packages, their minimum versions, and how to install them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Mapping
 
 NEEDED: Mapping[str, str] = {"torch": "2.11", "numpy": "1.26"}
-"""What the core depends on, with the least version of each."""
+"""The dependencies of the core and their minimum versions."""
 
 _CLI = {"typer": "0.15", "rich": "13.9"}
 _HF = {"transformers": "5.0", "accelerate": "1.10"}
@@ -17,11 +17,11 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     "lightning": {"lightning": "2.5"},
     "bench": {**_CLI, **_HF, "scikit-learn": "1.5", "matplotlib": "3.9"},
 }
-"""The packages of each extra in pyproject.toml, with the least version of each."""
+"""The packages of each extra in pyproject.toml and their minimum versions."""
 
 
 def version_of(package: str) -> str | None:
-    """The version that is installed; None if none is."""
+    """The installed version; None if the package is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -34,12 +34,11 @@ def missing_from(extra: str) -> list[str]:
 
 
 def pip_command(extra: str, *only: str) -> str:
-    """What to type for the packages of an extra, or for only some of them.
+    """The command that installs an extra, or `only` some of its packages.
 
-    It names the packages themselves, which works wherever mimose came from: `mimose[cli]` does not,
-    since mimose is on no package index.
+    It names the packages rather than `mimose[cli]`, because mimose is not on a package index.
     """
-    # Where all are there, one of them is too old or broken.
+    # If none is missing, one of them is too old or broken: name all.
     packages = only or missing_from(extra) or EXTRAS[extra]
-    wanted = " ".join(f"'{package}>={EXTRAS[extra][package]}'" for package in packages)
-    return f"pip install {wanted} (in a clone: pip install -e '.[{extra}]')"
+    requirements = " ".join(f"'{package}>={EXTRAS[extra][package]}'" for package in packages)
+    return f"pip install {requirements} (in a clone: pip install -e '.[{extra}]')"

@@ -1,43 +1,43 @@
-"""mimose on one model: attach, the steps, detach. Read this first.
+"""`auto_checkpoint` and its handle: attach, train, detach. Read this first.
 
-A batch comes in. Its first block opens a step: the batch's size and the memory in use then decide.
-If the estimator can tell what this size costs, the planner (or the cache) gives the plan and the
-blocks run under it; if not, blocks are recomputed and the collector learns. At the end of the
-backward the step is over, and what it has taught is kept for the next.
+The first block of a batch opens a step. The scheduler takes the batch's size and the memory in use,
+and the cost model predicts what this size costs. The planner (or the plan cache) returns a plan,
+and the blocks run under it. If the prediction is not trusted, the step is observed too: the
+collector measures what each block costs, and kept activations are evicted if memory runs short.
 
-    batch → InputSize → (PlanCache | Estimator → Profile → Planner) → Plan → blocks → observations
+    batch → InputSize → Prediction → Plan → Directive (one per call) → StepRecord → events
+                            ↑                                              │
+                        CostModel ←──────── StepObservation ←──────────────┘
 
-`Scheduler` decides, `Step` carries a decision out, `Setting` knows the device and its bytes. When
-memory runs out all the same, `Mimose.retry` runs the step again under a stricter plan.
+`Scheduler` chooses the plan, `Step` executes it, `Setting` holds the device and the budget in
+bytes. If memory still runs out, `Mimose.retry` runs the step again under a stricter plan.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, final
+from typing import Any, TypeVar, final
 
 from torch import nn
 
+from mimose.api.occupied import attached_engines, engines_on_same_blocks, interceptor_on
+from mimose.api.options import COLLECTORS, checked_planner, refuse_options
 from mimose.api.switch import switched_off
 from mimose.costs import InputSize, Layout, arguments_in_words
 from mimose.errors import ArgumentError, ConflictError
 from mimose.interception import (
     Block,
-    RootInterceptor,
     Selector,
     find_blocks,
     refuse_compiled,
-    refuse_foreign,
     refuse_lazy,
+    refuse_other_checkpointing,
 )
-from mimose.memory import refuse_choice
-from mimose.planning import Guarded, Planner, planner_named
+from mimose.planning import Planner
 from mimose.reporting import (
     Explanation,
     Floor,
@@ -48,14 +48,12 @@ from mimose.reporting import (
     refuse_unwritable,
 )
 from mimose.tensors import SizeFunction, bytes_of, refuse_other_arguments
-from mimose.training import Engine, RecomputeCollector, Scheduler, Shuttle, retry_step
+from mimose.training import Engine, Options, Scheduler, Subscriber, retry_step
 from mimose.units import parse_budget
 
 log = logging.getLogger("mimose")
 
 T = TypeVar("T")
-
-_COLLECTORS: dict[str, type[RecomputeCollector]] = {"ride": RecomputeCollector, "shuttle": Shuttle}
 
 
 def auto_checkpoint(
@@ -73,27 +71,29 @@ def auto_checkpoint(
 ) -> Mimose:
     """Train `model` within `memory_budget`, recomputing no more than each batch's size demands.
 
-    The training loop stays as it is. The budget bounds what PyTorch's allocator holds for this
-    process on the model's device: `"6GiB"`, `"6GB"`, `"80%"`, bytes, or `"auto"` for what is free.
+    The training loop does not change. The budget bounds the bytes that PyTorch's allocator holds
+    for this process on the model's device: `"6GiB"`, `"6GB"`, `"80%"`, bytes, or `"auto"` for all
+    free memory.
 
     Args:
-        model: Any module; it keeps its type, its `state_dict` keys and its hooks.
+        model: Any module. Its type, its `state_dict` keys and its hooks do not change.
         memory_budget: How much memory the process may hold.
-        blocks: The modules to keep or recompute as a whole, if the structure does not tell: names
-            or globs, classes, modules, a predicate of name and module, or several of these.
-        exclude: Blocks to leave alone, selected the same way.
+        blocks: The modules to keep or recompute as a whole, if mimose cannot find them by itself:
+            names or globs, classes, modules, a predicate of name and module, or a list of these.
+        exclude: Blocks to leave out, selected the same way.
         planner: `"optimal"`, `"greedy"`, `"static"`, `"keep_all"`, `"recompute_all"`, or an object
             with `plan(profile, available_bytes)`.
-        collector: `"ride"`, or `"shuttle"` for the paper's double forward.
-        enforce: Also make the budget the allocator's hard limit.
-        allocator: `"auto"` sets PyTorch's CUDA allocator up for batches of varying size until
-            `detach`, unless you have configured it yourself; `"leave"` leaves it as it is.
-        input_size: Your own measure of a batch, a function of the forward's arguments.
-        record: A file to write the run to, a line a step, for `mimose report` and `mimose plan`;
-            if it exists, `run-2.jsonl` and so on (`handle.recording` tells which).
+        collector: `"ride"` measures blocks while they are kept or recomputed; `"shuttle"` is the
+            paper's double forward.
+        enforce: Also set the budget as the allocator's hard limit.
+        allocator: `"auto"` configures PyTorch's CUDA allocator for batches of varying size until
+            `detach`, unless you have configured it yourself; `"leave"` does not change it.
+        input_size: A function that returns the size of a batch from the forward's arguments.
+        record: A file to record the run to, one line per step, for `mimose report` and
+            `mimose plan`. If it exists, `run-2.jsonl` and so on (see `handle.recording`).
 
     Returns:
-        A handle: `explain(**batch)`, `stats()`, `detach()`; also a context manager.
+        A handle with `explain(**batch)`, `stats()` and `detach()`; also a context manager.
 
     >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, batch_first=True), 2)
     >>> with auto_checkpoint(model, "1GiB") as handle:
@@ -134,70 +134,76 @@ class Mimose:
         record: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise ArgumentError(f"auto_checkpoint takes a torch.nn.Module, not {model!r}")
-        off = switched_off()
-        if not off:
+            raise ArgumentError(f"auto_checkpoint needs a torch.nn.Module; got {model!r}")
+        disabled = switched_off()
+        if not disabled:
             _refuse_data_parallel(model)
             refuse_lazy(model)
-        budget = parse_budget(memory_budget)
-        _refuse_options(collector, enforce, allocator, input_size)
-        scheduler = Scheduler(_chosen(planner))
-        found = [] if off else find_blocks(model, blocks=blocks, exclude=exclude)
+        refuse_options(
+            memory_budget,
+            planner=planner,
+            collector=collector,
+            enforce=enforce,
+            allocator=allocator,
+            input_size=input_size,
+        )
+        found = [] if disabled else find_blocks(model, blocks=blocks, exclude=exclude)
         self._engine = Engine(
             model,
             found,
-            budget,
-            scheduler=scheduler,
-            collector=_COLLECTORS[collector],
-            enforce=enforce,
-            allocator=allocator,
-            measure=input_size,
+            parse_budget(memory_budget),
+            Scheduler(checked_planner(planner)),
+            Options(
+                collector=COLLECTORS[collector],
+                enforce=enforce,
+                allocator=allocator,
+                input_size=input_size,
+            ),
         )
         self._retrying = False
         self._recorder: Recorder | None = None
         self._stats = Stats()
         self._engine.events.subscribe(self._stats)
-        if off:
-            log.info("MIMOSE_DISABLE is set: the model is left as it is")
-            return
-        former = _former_on(model)
-        same_blocks = _others_on(found, former)
-        if former is None:  # else it was looked at then; one compiled since has none
+        if disabled:
+            log.info("MIMOSE_DISABLE is set: the model trains without mimose")
+        else:
+            self._attach(model, found, record)
+
+    def _attach(
+        self, model: nn.Module, blocks: list[Block], record: str | os.PathLike[str] | None
+    ) -> None:
+        """Replace earlier handles on these blocks; if anything is refused, leave them in place."""
+        former = interceptor_on(model)
+        same_blocks = engines_on_same_blocks(blocks, former)
+        if former is None:  # a former handle has made this check
             refuse_compiled(model)
-        refuse_foreign(model, found)
+        refuse_other_checkpointing(model, blocks)
         if record is not None:
             refuse_unwritable(record)
-        if former is not None:  # nothing refuses from here on
-            log.info("mimose was attached to this model already: the new call replaces the former")
-            former.owner.detach()
-        for other in same_blocks:
-            log.info(
-                "mimose was attached to these blocks already: the new call replaces the former"
-            )
-            other.detach()
-            _attached.discard(other)
+        for engine in [*([former.owner] if former else []), *same_blocks]:
+            log.info("mimose was already attached to this model: this call replaces the old handle")
+            engine.detach()
+        attached_engines.difference_update(same_blocks)
         if record is not None:
-            self._recorder = Recorder(record)  # only now: it may be the former's file
+            self._recorder = Recorder(record)  # after detach: both may record to the same file
             self._engine.events.subscribe(self._recorder)
-        self._engine.attach(found)
-        _attached.add(self._engine)
-
-    # What people call
+        self._engine.attach(blocks)
+        attached_engines.add(self._engine)
 
     @property
     def attached(self) -> bool:
-        """Whether the model's blocks are under this handle."""
+        """Whether this handle controls the model's blocks."""
         return self._engine.attached
 
     @property
     def budget_bytes(self) -> int | None:
-        """The budget in bytes; None before the first training step has settled a relative one."""
+        """The budget in bytes; None for "auto" or a percentage until the first training step."""
         return self._engine.budget_bytes
 
     def detach(self) -> None:
-        """Leave the model as it was before. What was learned stays readable."""
+        """Restore the model. `stats`, `explain` and `state_dict` still work afterwards."""
         self._engine.detach()
-        _attached.discard(self._engine)
+        attached_engines.discard(self._engine)
 
     def __enter__(self) -> Mimose:
         return self
@@ -215,12 +221,12 @@ class Mimose:
     def recording(self) -> Path | None:
         """The file that this run is recorded to; None without `record=`.
 
-        Where that file had another run in it already, the next free number is in its name.
+        If the requested file already existed, its name has the next free number.
         """
         return None if self._recorder is None else self._recorder.path
 
     def stats(self) -> Stats:
-        """What has happened so far, as values that also read well when printed."""
+        """Statistics of the run so far; print them for a summary."""
         self._engine.read_observations()
         return self._stats.filled_in(
             cache=self._engine.scheduler.cache,
@@ -230,18 +236,20 @@ class Mimose:
         )
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """Why a batch gets the plan that it gets. Takes what the model's forward takes.
+        """Explain the plan of a batch; call it with the arguments of the model's forward.
 
-        Answers before planning has begun, too, as far as anything is known then.
+        Before the costs of this size can be predicted, the explanation has no plan.
         """
         if not args and not kwargs:
             raise ArgumentError(
-                "explain takes a batch, as the model's forward does: explain(**batch)"
+                "explain() needs the arguments of the model's forward, such as explain(**batch)"
             )
         self._engine.read_observations()
+        if self._engine.setting is not None and self._engine.setting.open:
+            self._engine.scheduler.turn_to_coming_step(self._engine.setting)
         size = self._engine.size_of(args, kwargs, self._engine.argument_names)
         known = self._engine.scheduler.cost_model.layouts
-        if size.layout not in known and self._engine.measure is None:
+        if size.layout not in known and self._engine.options.input_size is None:
             refuse_other_arguments(self._engine.model.forward, args, kwargs)
         explanation = explain_plan(
             size=self._engine.scheduler.cost_model.whole(size),
@@ -259,17 +267,25 @@ class Mimose:
 
     def _note(self, *, known: bool) -> str:
         if not self.attached:
-            would = "; attached, it would do this" if known else ""
-            return f"mimose is not attached, so the model trains as it is{would}"
+            would = "; if it were attached, it would use this plan" if known else ""
+            return f"mimose is not attached: the model trains without it{would}"
         if self._engine.has_unread_state:
-            return "what an earlier run has learned is taken in with the first step"
+            return "the loaded state_dict takes effect at the first training step"
         return ""
 
-    def retry(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call `function`, a forward and a backward; once more if memory runs out.
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Pass all further events to `subscriber`: steps, their plans and peaks, observations.
 
-        Then with more blocks recomputed, and at last with all: random numbers, buffers and
-        gradients are as if the failed attempts had never been. Leave the optimizer's step outside.
+        Override the methods of `mimose.training.Subscriber` that you need. They are called while
+        training runs, so keep them short.
+        """
+        self._engine.events.subscribe(subscriber)
+
+    def retry(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call `function`, a forward and a backward, and call it again if memory runs out.
+
+        Each retry recomputes more blocks, the last one all of them. Random numbers, buffers and
+        gradients are restored first. Call the optimizer outside of `function`.
 
         >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         >>> handle = auto_checkpoint(model, "1GiB", blocks=nn.Linear)
@@ -278,7 +294,7 @@ class Mimose:
         >>> handle.retry(step, torch.ones(2, 4))
         >>> handle.detach()
         """
-        if not self._engine.attached or self._retrying:  # inside another: that one tries again
+        if not self._engine.attached or self._retrying:  # the outer call retries
             return function(*args, **kwargs)
         self._retrying = True
         try:
@@ -287,14 +303,13 @@ class Mimose:
             self._retrying = False
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learned: plain numbers and strings, for `load_state_dict` in a later run."""
+        """The learned costs as plain numbers and strings, for `load_state_dict` in a later run."""
         return self._engine.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Know what `state_dict` gave: planning begins with the first step.
+        """Load the result of `state_dict`, so that planning starts at the first step.
 
-        What was learned of another model, device, precision or torch is refused with a warning,
-        and training observes anew.
+        A state of another model, device, precision or torch version is ignored with a warning.
         """
         self._engine.load_state(state if isinstance(state, Mapping) else {})
 
@@ -309,83 +324,15 @@ class Mimose:
 
 def _other_arguments(size: InputSize, trained: Layout) -> str:
     return (
-        f"training gave the model {arguments_in_words(trained)}, and this is "
-        f"{arguments_in_words(size.layout)}: of other arguments nothing is known, explain takes "
-        "those of training"
+        f"training passed {arguments_in_words(trained)} to the model, but explain() got "
+        f"{arguments_in_words(size.layout)}: pass the same arguments as in training"
     )
-
-
-_attached: weakref.WeakSet[Engine] = weakref.WeakSet()
-"""Those whose blocks are taken. Looking at the model would not do: the blocks of a part may lie
-inside of one that the whole model's handle has taken."""
-
-
-def _others_on(found: list[Block], former: RootInterceptor | None) -> list[Engine]:
-    """Others on the very same blocks, to be replaced; one that shares some is refused."""
-    own, same = {id(block.module) for block in found}, []
-    inside = {id(part): block.name for block in found for part in block.module.modules()}
-    for other in [one for one in _attached if former is None or one is not former.owner]:
-        theirs = other.blocks
-        taken = {id(block) for block in theirs}
-        if taken == own:
-            same.append(other)
-            continue
-        within = {id(part) for block in theirs for part in block.modules()}
-        shared = {inside[key] for key in taken & inside.keys()}
-        shared |= {block.name for block in found if id(block.module) in within}
-        if shared:
-            _refuse_shared(sorted(shared), len(found), other)
-    return same
-
-
-def _refuse_shared(shared: list[str], found: int, other: Engine) -> NoReturn:
-    shown = ", ".join(shared[:3]) + (", …" if len(shared) > 3 else "")
-    raise ConflictError(
-        f"{len(shared)} of the {found} blocks found here ({shown}) are under another handle "
-        f"already, {other!r}: a block can follow one budget only. Attach once, to the whole model; "
-        "or detach() the other handle first; or leave these blocks out by exclude="
-    )
-
-
-def _former_on(model: nn.Module) -> RootInterceptor | None:
-    occupant = model.__dict__.get("_compiled_call_impl")
-    return occupant if isinstance(occupant, RootInterceptor) else None
-
-
-def _chosen(planner: str | Planner) -> Planner:
-    chosen = planner_named(planner)
-    return chosen if isinstance(planner, str) else Guarded(chosen)
-
-
-def refuse_options(memory_budget: int | str, options: Mapping[str, Any]) -> None:
-    """Refuse what `auto_checkpoint` would refuse of any model, before there is one."""
-    given = inspect.signature(auto_checkpoint).bind(None, memory_budget, **options)
-    given.apply_defaults()
-    taken = given.arguments
-    parse_budget(memory_budget)
-    _refuse_options(taken["collector"], taken["enforce"], taken["allocator"], taken["input_size"])
-    _chosen(taken["planner"])
-
-
-def _refuse_options(
-    collector: str, enforce: bool, allocator: str, input_size: SizeFunction | None
-) -> None:
-    if collector not in tuple(_COLLECTORS):
-        raise ArgumentError(f"collector={collector!r} is neither 'ride' nor 'shuttle'")
-    if not isinstance(enforce, bool):
-        raise ArgumentError(f"enforce={enforce!r} is neither True nor False")
-    refuse_choice(allocator)
-    if input_size is not None and not callable(input_size):
-        raise ArgumentError(
-            f"input_size={input_size!r} is no function: give one of the forward's arguments, e.g. "
-            "lambda input_ids, **_: tuple(input_ids.shape)"
-        )
 
 
 def _refuse_data_parallel(model: nn.Module) -> None:
     if any(isinstance(module, nn.DataParallel) for module in model.modules()):
         raise ConflictError(
-            "the model is in nn.DataParallel, which copies it for each device at each step: use "
-            "one process a device, `torchrun --nproc-per-node=N train.py` with "
-            "DistributedDataParallel"
+            "the model is wrapped in nn.DataParallel, which copies it to each device at each step: "
+            "use DistributedDataParallel with one process per device, "
+            "`torchrun --nproc-per-node=N train.py`"
         )

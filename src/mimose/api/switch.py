@@ -1,4 +1,4 @@
-"""The switch for everything: MIMOSE_DISABLE in the environment."""
+"""The environment variable MIMOSE_DISABLE."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def switched_off() -> bool:
-    """Whether models are to be left as they are."""
+    """Whether MIMOSE_DISABLE is set: `auto_checkpoint` then does not touch the model."""
     return os.environ.get("MIMOSE_DISABLE", "") not in ("", "0")

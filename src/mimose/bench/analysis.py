@@ -53,7 +53,9 @@ class Overhead:
     """Observed steps, over what the oracle took for the same steps; without what is counted as the
     estimator's or the planner's."""
     estimator: float
+    """Fitting; in files that tell it apart, predicting too."""
     planner: float
+    """Deciding, from a step's first block to its plan; without what is the estimator's."""
     whole: float
     """The whole run's time over the oracle's: all of the above, and noise."""
     in_thousand_steps: float
@@ -258,9 +260,10 @@ def _overhead(run: Run, oracle: Run, more_sizes: float) -> Overhead:
     observed, spent = run.steps.observed, run.spent
     extra = _total(run.steps.milliseconds, observed) - _total(oracle.steps.milliseconds, observed)
     collector = (extra / 1e3 - spent.get("counted_in_observed_seconds", 0.0)) / iteration
-    fitting, predicting = spent["fit_seconds"] / iteration, spent["predict_seconds"] / iteration
+    predict_seconds = spent.get("predict_seconds", 0.0)  # in older files
+    fitting, predicting = spent["fit_seconds"] / iteration, predict_seconds / iteration
     deciding = spent["deciding_seconds"] / iteration
-    new = spent["plan_seconds"] + spent["predict_seconds"]
+    new = spent.get("new_plan_seconds", spent["plan_seconds"] + predict_seconds)
     again = spent.get("repeating_seconds", spent["deciding_seconds"] - new) / iteration
     repeats = spent.get("repeated_decisions", steps)
     return Overhead(

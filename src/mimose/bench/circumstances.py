@@ -13,7 +13,7 @@ import torch
 import mimose
 from mimose.bench.extras import BenchError, need
 from mimose.bench.source import source
-from mimose.memory import allocator_backend, current_settings, meter_for, set_up_for_good
+from mimose.memory import allocator_backend, configure_for_process, current_settings, meter_for
 
 _THAT_MATTER = (
     "CUBLAS_WORKSPACE_CONFIG",
@@ -51,7 +51,7 @@ def settle_device(asked: str | None) -> str:
         torch.set_float32_matmul_precision("high")  # TF32
         # Batches of varying size leave the memory in fragments otherwise, for every contestant.
         # What holds in the end is in the results file.
-        set_up_for_good()
+        configure_for_process()
     return name
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -19,7 +20,7 @@ from mimose.bench.extras import BenchError
 from mimose.bench.playback import Playback, everything
 from mimose.bench.survey import Survey
 from mimose.bench.workloads import BatchShape
-from mimose.costs import Profile
+from mimose.costs import Option, Profile
 from mimose.interception import Attachment, find_blocks
 from mimose.planning import Plan, Planner
 
@@ -36,6 +37,8 @@ class StepNote:
     """The peak of forward and backward, to hold the prediction against."""
     peak_bytes: int = 0
     """A peak that only the contestant saw, since it reset the statistics in the step."""
+    held_bytes: int = 0
+    """The most that the allocator held, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +116,8 @@ class TorchAll(_Fixed):
     def attach(self, trainee: Trainee) -> None:
         self.recomputed = len(self.match.survey.observations[0].pattern)
         for block in find_blocks(trainee.model):
-            forward = block.module.forward
-            vars(block.module)["forward"] = functools.partial(
-                checkpoint, forward, use_reentrant=False
-            )
+            module = block.module
+            module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
 
 
 @final
@@ -147,16 +148,16 @@ class TransformersEveryN(_Fixed):
 
     def attach(self, trainee: Trainee) -> None:
         every = self._largest_that_fits()
-        self.recomputed = sum(self._choices(every))
+        self.recomputed = self._choices(every).count(Option.RECOMPUTE)
         self._every = every
         _enable(trainee.model, every_n_layers=every)
 
     def spent(self) -> dict[str, Any]:
         return {"every_n_layers": self._every}
 
-    def _choices(self, every: int) -> tuple[bool, ...]:
+    def _choices(self, every: int) -> tuple[Option, ...]:
         pattern = self.match.survey.observations[0].pattern
-        return tuple(block % every == 0 for block, _ in pattern)
+        return tuple(Option.of(block % every == 0) for block, _ in pattern)
 
     def _largest_that_fits(self) -> int:
         survey, budget = self.match.survey, self.match.budget_bytes
@@ -171,8 +172,8 @@ class TransformersEveryN(_Fixed):
 class Given(Planner):
     """A plan that is given, whatever the budget."""
 
-    def __init__(self, choices: tuple[bool, ...]) -> None:
-        self._choices = choices
+    def __init__(self, choices: Iterable[Option]) -> None:
+        self._choices = tuple(choices)
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
         return Plan.of(profile, self._choices, available_bytes)

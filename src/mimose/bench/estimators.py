@@ -78,7 +78,7 @@ def _judged(
 
 
 def _peak(observation: StepObservation) -> float:
-    return float(KeepAll().plan(observation.profile(), 0).peak_bytes)
+    return float(KeepAll().plan(observation.profile, 0).peak_bytes)
 
 
 def _ours(train: Sequence[StepObservation]) -> Predict | None:
@@ -87,9 +87,9 @@ def _ours(train: Sequence[StepObservation]) -> Predict | None:
         estimator.learn(observation)
 
     def predict(observation: StepObservation) -> float:
-        profile = estimator.predict(observation.size) or estimator.bound(observation.size)
-        assert profile is not None
-        return float(KeepAll().plan(profile, 0).peak_bytes)
+        prediction = estimator.predict(observation.size) or estimator.bound(observation.size)
+        assert prediction is not None
+        return float(KeepAll().plan(prediction.profile, 0).peak_bytes)
 
     return predict
 

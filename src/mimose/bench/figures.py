@@ -11,6 +11,7 @@ import numpy as np
 from mimose.bench.analysis import Sheet
 from mimose.bench.contestants import Given
 from mimose.bench.extras import need
+from mimose.bench.playback import only
 from mimose.costs import InputSize
 from mimose.units import GIB
 
@@ -126,8 +127,7 @@ def single_block(sheet: Sheet, task: str, axis: Any) -> None:
     blocks = range(len(survey.single_block_bytes))
     pattern = survey.observations[0].pattern
     predicted = [
-        survey.peak(survey.largest, Given(tuple(run[0] == block for run in pattern)))
-        for block in blocks
+        survey.peak(survey.largest, Given(only(block, pattern).values())) for block in blocks
     ]
     axis.axhline(survey.kept_bytes(survey.largest) / GIB, color="gray", label="none recomputed")
     axis.plot(blocks, _gib(survey.single_block_bytes), "C0o", label="measured")

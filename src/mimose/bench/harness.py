@@ -146,7 +146,8 @@ class _Lap:
         self._losses.append(loss)
         reading = meter.read()
         peak = max(reading.peak, note.peak_bytes)
-        self._note(shape, peak, max(reading.peak_held, peak), note, loss is None)
+        held = max(reading.peak_held, note.held_bytes, peak)
+        self._note(shape, peak, held, note, loss is None)
 
     def _tried(self, shape: BatchShape, number: int) -> torch.Tensor | None:
         try:

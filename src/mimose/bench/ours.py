@@ -2,125 +2,113 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any, ClassVar, final
 
 import mimose
 from mimose.bench.arena import Trainee
 from mimose.bench.contestants import Contestant, Match, StepNote
+from mimose.bench.measuring import LatestStep, TimedPlanner
+from mimose.costs import Option, StepObservation
 from mimose.interception import find_blocks
-from mimose.training import ObservedStep, PlannedStep, RecomputeCollector
+from mimose.planning import Greedy, Optimal, Planner
+from mimose.training import StepRecord, StepStart
 
 
-class Stopwatch:
-    """How often something was called, and how long it took on the host."""
+class Spending(LatestStep):
+    """Host time that learning and deciding took, and in which steps."""
 
     def __init__(self) -> None:
-        self.count, self.seconds = 0, 0.0
+        super().__init__()
+        self.fits = self.repeated_decisions = 0
+        self.fit_seconds = self.deciding_seconds = 0.0
+        self.in_observed_seconds = 0.0
+        """Learning and deciding within observed steps."""
+        self.new_plan_seconds = self.repeating_seconds = 0.0
+        """Deciding in steps that got a new plan; in others that ran under a plan."""
+        self._since = 0.0
+        """Learning and deciding since the last step was over."""
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, with its calls counted and timed."""
+    def learned(self, observation: StepObservation, *, anew: bool, seconds: float) -> None:
+        self.fits += 1
+        self.fit_seconds += seconds
+        self._since += seconds
 
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.count += 1
-                self.seconds += time.perf_counter() - began
+    def step_starts(self, step: StepStart) -> None:
+        super().step_starts(step)
+        self.deciding_seconds += step.planning_seconds
+        self._since += step.planning_seconds
 
-        return timed
+    def step_over(self, record: StepRecord) -> None:
+        super().step_over(record)
+        if record.observed:
+            self.in_observed_seconds += self._since
+        self._since = 0.0
+        deciding = 0.0 if self.start is None else self.start.planning_seconds
+        if record.new_plan:
+            self.new_plan_seconds += deciding
+        elif not record.observed:
+            self.repeated_decisions += 1
+            self.repeating_seconds += deciding
 
 
 class _Mimose(Contestant):
-    planner: ClassVar[str] = "optimal"
+    planner: ClassVar[type[Planner]] = Optimal
     collector: ClassVar[str] = "ride"
-
-    def __init__(self, match: Match) -> None:
-        super().__init__(match)
-        self.fitting, self.predicting, self.planning = Stopwatch(), Stopwatch(), Stopwatch()
 
     def attach(self, trainee: Trainee) -> None:
         # What the warm-up does for others: kernels load, code runs once. What is seen is forgotten.
-        with self._attached(trainee):
+        with self._attached(trainee, self.planner()):
             trainee.warm_up(min(self.match.arena.shapes))
         self._begin(trainee)
 
     def _begin(self, trainee: Trainee) -> None:
-        self.handle = handle = self._attached(trainee)
-        scheduler = handle._engine.scheduler
-        vars(scheduler)["learn"] = self.fitting.around(scheduler.learn)
-        vars(scheduler)["predict"] = self.predicting.around(scheduler.predict)
-        vars(scheduler.planner)["plan"] = self.planning.around(scheduler.planner.plan)
-        self._observed = self._planned = self._recomputed = 0
-        self._counted = self._counted_in_observed = self._decided = self._repeating = 0.0
-        self._sizes = self._repeats = 0
+        self._planning, self._spending = TimedPlanner(self.planner()), Spending()
+        self._handle = self._attached(trainee, self._planning)
+        self._handle.subscribe(self._spending)
 
-    def _attached(self, trainee: Trainee) -> mimose.Mimose:
+    def _attached(self, trainee: Trainee, planner: Planner) -> mimose.Mimose:
         assert self.match.budget_bytes is not None
         return mimose.auto_checkpoint(
-            trainee.model, self.match.budget_bytes, planner=self.planner, collector=self.collector
+            trainee.model, self.match.budget_bytes, planner=planner, collector=self.collector
         )
 
     def step_over(self) -> StepNote:
-        stats = self.handle._stats  # the handle's own copy would read observations too early
-        observed = stats.observed_steps > self._observed
-        planned = stats.planned_steps > self._planned
-        recomputed = stats.runs_recomputed - self._recomputed
-        self._observed, self._planned = stats.observed_steps, stats.planned_steps
-        self._recomputed = stats.runs_recomputed
-        elsewhere = self.fitting.seconds + stats.planning_seconds
-        if observed:  # what is counted as the estimator's or the planner's is not the collector's
-            self._counted_in_observed += elsewhere - self._counted
-        self._counted = elsewhere
-        sizes = (
-            len(self.handle._engine.scheduler.cache) + self.handle._engine.scheduler.cache.misses
+        record = self._spending.record
+        if record is None:
+            return StepNote()
+        runs = len(self.match.survey.observations[0].pattern)
+        return StepNote(
+            recomputed=runs if record.plan is None else record.plan.count(Option.RECOMPUTE),
+            observed=record.observed,
+            predicted_bytes=None if record.is_bound else record.predicted_peak_bytes,
+            real_bytes=None if record.observed else record.real_peak_bytes,
+            peak_bytes=record.peak_bytes or 0,
+            held_bytes=record.peak_held_bytes or 0,
         )
-        if planned and sizes == self._sizes:  # one that was planned for before
-            self._repeats += 1
-            self._repeating += stats.planning_seconds - self._decided
-        self._decided, self._sizes = stats.planning_seconds, sizes
-        if observed:
-            step = self.handle._engine._last_step
-            collector: RecomputeCollector | None = (
-                step.collector if isinstance(step, ObservedStep) else None
-            )
-            runs = len(self.match.survey.observations[0].pattern)
-            kept, peak = (collector.kept, collector.peak) if collector else (0, 0)
-            return StepNote(recomputed=runs - kept, observed=True, peak_bytes=peak)
-        if planned:
-            step = self.handle._engine._last_step
-            exact = isinstance(step, PlannedStep) and step.exact  # else a larger size's prediction
-            return StepNote(
-                recomputed=recomputed,
-                predicted_bytes=stats.last_predicted_peak_bytes if exact else None,
-                real_bytes=stats.last_real_peak_bytes,
-            )
-        return StepNote()
 
     def detach(self) -> None:
-        self.handle.detach()
+        self._handle.detach()
 
     def spent(self) -> dict[str, Any]:
-        stats = self.handle.stats()
+        stats, spending = self._handle.stats(), self._spending
         return {
             "observed_steps": stats.observed_steps,
             "planned_steps": stats.planned_steps,
             "cache_hits": stats.cache_hits,
             "cache_misses": stats.cache_misses,
-            "fits": self.fitting.count,
-            "fit_seconds": self.fitting.seconds,
+            "fits": spending.fits,
+            "fit_seconds": spending.fit_seconds,
             "plans": stats.cache_misses,
-            "plan_seconds": self.planning.seconds,
-            "predict_seconds": self.predicting.seconds,
-            "deciding_seconds": stats.planning_seconds,
-            "counted_in_observed_seconds": self._counted_in_observed,
-            "repeated_decisions": self._repeats,
-            "repeating_seconds": self._repeating,
+            "plan_seconds": self._planning.seconds,
+            "new_plan_seconds": spending.new_plan_seconds,
+            "deciding_seconds": spending.deciding_seconds,
+            "counted_in_observed_seconds": spending.in_observed_seconds,
+            "repeated_decisions": spending.repeated_decisions,
+            "repeating_seconds": spending.repeating_seconds,
             "recompute_seconds": stats.recompute_seconds,
             "reserve_bytes": stats.reserve_bytes,
             "prediction_error": stats.prediction_error,
+            "evictions": stats.evictions,
         }
 
 
@@ -135,12 +123,12 @@ class Ours(_Mimose):
 class Paper(_Mimose):
     """The paper's scheduler, in one reading of it, with its shuttling collector.
 
-    In mimose's session, so with its recompute, its reserve and its corrections in the middle of a
-    step: it is not the authors' code.
+    In mimose's session, so with its recompute, its reserve and its evictions: it is not the
+    authors' code.
     """
 
     name = "paper"
-    planner, collector = "greedy", "shuttle"
+    planner, collector = Greedy, "shuttle"
 
 
 @final

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, final
 
-from mimose.costs import Pattern, Run
-from mimose.interception import BlockInterceptor
+from mimose.costs import Option, Pattern, Run
+from mimose.interception import KEEP, RECOMPUTE, Directive
 
-Plans = Mapping[Run, bool]
-"""For each run of a step, whether it is recomputed."""
+Plans = Mapping[Run, Option]
+"""The option of each run of a step."""
 
 
 @final
@@ -18,32 +18,33 @@ class Playback:
 
     def __init__(self) -> None:
         self._plan: Plans = {}
-        self._counts: dict[int, int] = {}
+        self._calls: dict[int, int] = {}
 
     def begin(self, plan: Plans) -> None:
         """A step under this plan is about to start."""
         self._plan = plan
-        self._counts.clear()
+        self._calls.clear()
 
-    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
-        nth = self._counts.get(interceptor.index, 0)
-        self._counts[interceptor.index] = nth + 1
-        return self._plan.get((interceptor.index, nth), True)
+    def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
+        """As planned; runs that the plan does not know are recomputed."""
+        call = self._calls.get(block, 0)
+        self._calls[block] = call + 1
+        return KEEP if self._plan.get((block, call)) is Option.KEEP else RECOMPUTE
 
-    def ran_out(self, interceptor: BlockInterceptor) -> None:
+    def ran_out(self, block: int) -> None:
         raise AssertionError("no block is guarded here: running out of memory is the step's end")
 
     @property
     def recomputed(self) -> int:
         """How many runs the plan recomputes."""
-        return sum(self._plan.values())
+        return sum(option is Option.RECOMPUTE for option in self._plan.values())
 
 
 def everything(pattern: Pattern) -> Plans:
     """Every run recomputed."""
-    return dict.fromkeys(pattern, True)
+    return dict.fromkeys(pattern, Option.RECOMPUTE)
 
 
 def only(block: int, pattern: Pattern) -> Plans:
     """One block recomputed, all others kept."""
-    return {run: run[0] == block for run in pattern}
+    return {run: Option.of(run[0] == block) for run in pattern}

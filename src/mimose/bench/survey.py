@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-import mimose
 from mimose.bench.arena import Arena, Trainee, synchronize
+from mimose.bench.measuring import Observer
 from mimose.bench.playback import Plans, Playback, everything, only
 from mimose.bench.workloads import BatchShape
 from mimose.costs import InputSize, Profile, StepObservation
@@ -25,7 +25,6 @@ from mimose.estimation import Estimator, with_shared_times
 from mimose.interception import Attachment, find_blocks
 from mimose.memory import Reserve
 from mimose.planning import KeepAll, Optimal, Plan, Planner, RecomputeAll
-from mimose.training import ObservedStep
 
 _LENGTHS = 16
 _GRID = (6, 4)
@@ -69,25 +68,27 @@ class Survey:
     def profile(self, size: InputSize) -> Profile:
         """What a size costs, in a step in which all gradients come into being."""
         seen = next((o for o in self.observations if o.size == size), None)
-        # Equal blocks share their time, as for the estimator: an oracle must not choose by noise.
-        profile = with_shared_times(seen).profile() if seen else self.estimator.predict(size)
-        profile = profile or self.estimator.bound(size)
-        assert profile is not None, "the largest size was observed"
-        last = self.observations[-1]
-        known = last.all_born_bytes
-        return profile.in_step(last.born_bytes, 0, self.gradient_bytes if known is None else known)
+        if seen is not None:
+            # Equal blocks share their time, as for the estimator: an oracle must not choose by
+            # noise.
+            profile = with_shared_times(seen).profile
+        else:
+            prediction = self.estimator.predict(size) or self.estimator.bound(size)
+            assert prediction is not None, "the largest size was observed"
+            profile = prediction.profile
+        return profile.in_step(self.observations[-1].conditions)
 
     def plan(self, size: InputSize, budget_bytes: int, planner: Planner | None = None) -> Plan:
         """The best plan of a size, with the least reserve."""
         profile = self.profile(size)
         reserve = Reserve(budget_bytes, self.hole_bytes)
-        available = budget_bytes - reserve.bytes - self.base_bytes - profile.prelude
+        available = budget_bytes - reserve.bytes - self.base_bytes - (profile.prelude or 0)
         return (planner or Optimal()).plan(profile, available)
 
     def peak(self, size: InputSize, planner: Planner) -> int:
         """The peak of the process at a size under a planner that needs no budget."""
         profile = self.profile(size)
-        return self.base_bytes + profile.prelude + planner.plan(profile, 0).peak_bytes
+        return self.base_bytes + (profile.prelude or 0) + planner.plan(profile, 0).peak_bytes
 
     def kept_bytes(self, size: InputSize) -> int:
         """The peak of plain training."""
@@ -99,7 +100,7 @@ class Survey:
 
     def choices(self, plan: Plan) -> Plans:
         """A plan by run, ready to be played back."""
-        return dict(zip(self.observations[0].pattern, plan.recompute, strict=True))
+        return dict(zip(self.observations[0].pattern, plan.choices, strict=True))
 
     def to_plain(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts alone, for files."""
@@ -117,7 +118,9 @@ class Survey:
         own = {name: own[name] for name in cls.__dataclass_fields__}
         own["blocks"] = tuple(own["blocks"])
         own["single_block_bytes"] = tuple(own["single_block_bytes"])
-        own["observations"] = tuple(map(StepObservation.from_plain, plain["observations"]))
+        # Older files do not tell all gradients of a step apart from those of the model.
+        seen = ({"all_born": plain["gradient_bytes"], **o} for o in plain["observations"])
+        own["observations"] = tuple(map(StepObservation.from_plain, seen))
         for name in ("largest", "longest"):
             layout, dims = own[name]
             own[name] = InputSize(tuple((tensor, rank) for tensor, rank in layout), tuple(dims))
@@ -146,8 +149,7 @@ def survey(arena: Arena) -> Survey:
 
 def _observed(arena: Arena, trainee: Trainee) -> tuple[list[StepObservation], int, int]:
     """Observations, bytes in use before a forward, and the measured peak of the largest size."""
-    handle = mimose.auto_checkpoint(trainee.model, "100%", planner="recompute_all")
-    vars(handle._engine)["_planned"] = lambda *_: None  # observe, never plan
+    observer = Observer(trainee.model)
     seen, base, needed = [], 0, 0
     meter = trainee.meter
     # The first step makes the optimizer's state and tries out every block: it is not counted.
@@ -157,18 +159,19 @@ def _observed(arena: Arena, trainee: Trainee) -> tuple[list[StepObservation], in
         before = meter.read().in_use
         trainee.forward(batch).backward()
         del batch
-        step = handle._engine._last_step
-        assert isinstance(step, ObservedStep)
-        prelude = handle._stats.last_base_bytes - before
+        start, record = observer.start, observer.record
+        assert start is not None
+        assert record is not None
         trainee.optimizer.step()
         if number == 1:
-            base, needed = before, max(step.collector.peak, meter.read().peak)
+            base, needed = before, max(record.peak_bytes or 0, meter.read().peak)
         trainee.optimizer.zero_grad()
         synchronize(arena.device)  # or some of its times would not be known yet
-        observation = step.collector.observation(step.size)
+        observation = observer.observation()
         if number and observation is not None:
-            seen.append(replace(observation, prelude_bytes=prelude))
-    handle.detach()
+            profile = replace(observation.profile, prelude=start.reading.in_use - before)
+            seen.append(replace(observation, profile=profile))
+    observer.detach()
     return seen, base, needed
 
 

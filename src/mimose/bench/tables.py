@@ -28,9 +28,10 @@ _HOW_TO_READ = """\
 - *Plans beside the paper's*: blocks recomputed in a step, on average over the steps that both had
   planned.
 - *What deciding costs*, in iterations of the oracle. Collector: observed steps beyond what the
-  oracle took for them; estimator: fitting and predicting; planner: from a step's first block to its
-  plan, predicting aside. Host time counts in full, also where the device was busy meanwhile. The
-  whole difference holds the machine's noise as well. Parts in 1,000 steps are extrapolated:
+  oracle took for them; estimator: fitting, and predicting in files that have `predict_seconds`;
+  planner: all else from a step's first block to its plan. Host time counts in full, also where the
+  device was busy meanwhile. The whole difference holds the machine's noise as well. Parts in 1,000
+  steps are extrapolated:
   observing once, decisions by how many steps and sizes there are. Last column: how much longer a
   planned step took, on average, where the oracle recomputed as many blocks: reading memory, opening
   and closing the step, deciding, and noise.

@@ -1,1 +1,1 @@
-"""The command `mimose`: reports, what-if questions, demo, doctor, benchmark. Nobody imports it."""
+"""The command `mimose`: reports, what-if forecasts, demo, doctor, benchmark."""

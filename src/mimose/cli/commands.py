@@ -1,4 +1,4 @@
-"""The commands of `mimose` that need typer and rich: report, plan, demo."""
+"""The commands that need typer and rich: report, plan, demo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console
 
 import mimose
 from mimose.api import pip_command
-from mimose.cli.main import PURPOSE
+from mimose.cli.main import INTERRUPTED, PURPOSE
 from mimose.errors import ArgumentError, MimoseError
 from mimose.reporting import Recording, is_recording, read_recording, refuse_file, refuse_folder
 from mimose.units import typed_budget
@@ -30,11 +30,8 @@ app = typer.Typer(
 )
 
 
-INTERRUPTED = 130
-
-
 class Format(str, Enum):
-    """What a report can be."""
+    """File format of a report."""
 
     html = "html"
     md = "md"
@@ -42,27 +39,27 @@ class Format(str, Enum):
 
 
 def run(words: Sequence[str]) -> int:
-    """Run a command; its exit status."""
+    """Run a command and return its exit status."""
     return guarded(app, words, "mimose")
 
 
 def guarded(commands: typer.Typer, words: Sequence[str], program: str) -> int:
-    """Run a command of these; what its caller can mend is answered in one line."""
+    """Run one of these commands; report user errors in one line on stderr."""
     try:
         status = commands(args=list(words), prog_name=program, standalone_mode=False)
     except (MimoseError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             raise
-        return _refused(program, _in_words(error))
+        return _refused(program, _message(error))
     except typer.Abort:
         raise KeyboardInterrupt from None
     except Exception as error:
-        if not hasattr(error, "format_message"):  # not one of click's
+        if not hasattr(error, "format_message"):  # not a click error
             raise
-        if not error.format_message():  # no arguments at all: its message was the help
+        if not error.format_message():  # without arguments click has printed the help
             return 0
         return _refused(program, f"{error.format_message()} Try: {program} --help")
-    if status == INTERRUPTED:  # newer versions of click make an exit of it
+    if status == INTERRUPTED:  # newer versions of click turn Ctrl-C into an exit
         raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
 
@@ -72,7 +69,7 @@ def _refused(program: str, message: str) -> int:
     return 2
 
 
-def _in_words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {(error.strerror or 'cannot be used').lower()}"
     return str(error)
@@ -93,7 +90,7 @@ def _main(
     pass
 
 
-_JSON = typer.Option("--json", help="Print values for machines instead.")
+_JSON = typer.Option("--json", help="Print JSON instead.")
 
 
 @app.command(
@@ -102,33 +99,34 @@ _JSON = typer.Option("--json", help="Print values for machines instead.")
 )
 def report(
     file: Annotated[Path, typer.Argument(help="A recording, or results of mimose bench.")],
-    format: Annotated[Format, typer.Option(help="A page, a text or a picture.")] = Format.html,
+    format: Annotated[Format, typer.Option(help="HTML page, Markdown or picture.")] = Format.html,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write it; - is the terminal.")
+        Path | None, typer.Option("--output", "-o", help="Output file; - for standard output.")
     ] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Make a page of a recorded run, or of benchmark results: it sees which.
+    """Make a page from a recorded run or from benchmark results.
 
-    The page is one file and needs no network. Of benchmark results, md and png give a folder.
+    The page is one file and needs no network. For benchmark results, md and png write a folder.
     """
     first = _first_line(file)
     to_terminal = str(output) == "-"
     if output is not None and output.exists() and output.samefile(file):
-        raise ArgumentError(f"--output {output} is the file to report on: name another one")
+        raise ArgumentError(f"--output {output} is the input file: name another one")
     if first.startswith('{"kind":'):
         if as_json or (to_terminal and format is not Format.html):
             raise ArgumentError(
-                f"{file} is a benchmark's results, of which there is a page (html) or a folder "
-                "(md, png); each line of the file itself is JSON"
+                f"{file} contains benchmark results, which can be written as a page (html) or a "
+                "folder (md, png), but not to the terminal or as --json. The file itself is JSON, "
+                "one object per line"
             )
         _report_on_benchmark(file, format, output)
         return
     if to_terminal and format is Format.png and not as_json:
-        raise ArgumentError("a picture cannot be written to the terminal: name a file")
+        raise ArgumentError("a picture cannot be written to the terminal: name a file with -o")
     if not is_recording(first) and first:
         raise ArgumentError(
-            f"{file} is neither a recording nor a benchmark's results: record a run with "
+            f"{file} is neither a recording nor benchmark results: record a run with "
             'auto_checkpoint(..., record="run.jsonl"), or run mimose bench'
         )
     from mimose.reporting import contents_of
@@ -139,7 +137,7 @@ def report(
         if format is Format.png:
             _need_matplotlib(target)
     recording = _with_steps(read_recording(file), file)
-    _tell(file, recording.remark)
+    _print_remark(file, recording.remark)
     contents = contents_of(recording)
     if as_json:
         print(json.dumps(asdict(contents)))
@@ -154,19 +152,19 @@ def _write_report(contents: Any, file: Path, format: Format, target: Path) -> No
         from mimose.reporting.page.picture import draw
 
         draw(contents, target)
-        _say(f"written: {target}")
+        _print_status(f"wrote {target}")
     else:
         make = page_of if format is Format.html else markdown_of
-        _put(make(contents, f"mimose: {file.stem}"), target)
+        _write(make(contents, f"mimose: {file.stem}"), target)
 
 
-def _put(text: str, target: Path) -> None:
-    """Write it there, and say so; - is the terminal."""
+def _write(text: str, target: Path) -> None:
+    """Write to a file, or to standard output if `target` is "-"."""
     if str(target) == "-":
         print(text, end="")
         return
     target.write_text(text, encoding="utf-8")
-    _say(f"written: {target}")
+    _print_status(f"wrote {target}")
 
 
 def _report_on_benchmark(file: Path, format: Format, output: Path | None) -> None:
@@ -179,13 +177,13 @@ def _report_on_benchmark(file: Path, format: Format, output: Path | None) -> Non
             target = output or file.with_suffix(".html")
             if str(target) != "-":
                 refuse_file(target, "--output", like="bench.html")
-            _put(benchmark_page(file, f"mimose bench: {file.stem}"), target)
+            _write(benchmark_page(file, f"mimose bench: {file.stem}"), target)
         else:
             from mimose.bench.report import write_report
 
             folder = output or file.with_suffix("")
             refuse_folder(folder, "--output")
-            _say(f"written: {write_report([file], folder)}")
+            _print_status(f"wrote {write_report([file], folder)}")
     except BenchError as error:
         raise ArgumentError(str(error)) from None
 
@@ -199,7 +197,8 @@ def _need_matplotlib(picture: Path) -> None:
         ) from None
     formats = FigureCanvasBase.get_supported_filetypes()
     if picture.suffix.lower().removeprefix(".") not in formats:
-        raise ArgumentError(f"{picture}: a picture ends in one of .{', .'.join(sorted(formats))}")
+        known = ", .".join(sorted(formats))
+        raise ArgumentError(f"{picture}: the file name of a picture must end in one of .{known}")
 
 
 def _first_line(file: Path) -> str:
@@ -209,7 +208,7 @@ def _first_line(file: Path) -> str:
 
 def _with_steps(recording: Recording, file: Path) -> Recording:
     if not recording.steps:
-        raise ArgumentError(f"{file} has no finished step yet: train a little longer")
+        raise ArgumentError(f"{file} has no finished steps yet: train a little longer")
     return recording
 
 
@@ -221,7 +220,7 @@ def plan(
     file: Annotated[Path, typer.Argument(help="A recording, or a saved handle.state_dict().")],
     budget: Annotated[
         list[str] | None,
-        typer.Option("--budget", "-b", help='A budget to look at, like "6GiB"; may be repeated.'),
+        typer.Option("--budget", "-b", help='A budget such as "6GiB"; may be repeated.'),
     ] = None,
     lengths: Annotated[
         str | None,
@@ -229,25 +228,27 @@ def plan(
     ] = None,
     samples: Annotated[
         bool,
-        typer.Option("--samples", help="They are of single samples, padded to a batch's longest."),
+        typer.Option(
+            "--samples", help="The lengths are of samples, padded to the longest of a batch."
+        ),
     ] = False,
-    planner: Annotated[str | None, typer.Option(help="Another planner, like greedy.")] = None,
+    planner: Annotated[str | None, typer.Option(help="Another planner, such as greedy.")] = None,
     floor: Annotated[
-        str | None, typer.Option(help="What is in use before a step; a recording tells it.")
+        str | None, typer.Option(help="Memory in use before a step; a recording contains it.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Also draw it to this file (.png, .svg).")
+        Path | None, typer.Option(help="Also draw a chart to this file (.png, .svg).")
     ] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Ask what other budgets or lengths would cost, without training."""
+    """Predict time and memory under other budgets or lengths, without training."""
     from mimose.reporting import Question
 
     if plot is not None:
         refuse_file(plot, "--plot", like="plan.png")
         _need_matplotlib(plot)
     question = Question.about(file, planner, _in_bytes(floor, "--floor") if floor else None)
-    _tell(file, question.remark)
+    _print_remark(file, question.remark)
     weights = question.weights(lengths, samples=samples)
     forecast = question.forecast(weights, [_in_bytes(text) for text in budget or []])
     if plot is not None:
@@ -261,58 +262,58 @@ def plan(
 
     Console().print(forecast_table(forecast))
     if plot is not None:
-        _say(f"written: {plot}")
+        _print_status(f"wrote {plot}")
 
 
 def _in_bytes(text: str, option: str = "--budget") -> int:
     total = typed_budget(text, option).total_bytes
     if total is None:
         raise ArgumentError(
-            f"{option} {text!r} needs a device to be a share of: give bytes, like 6GiB"
+            f"{option} {text!r}: a percentage or auto needs a device; give bytes, such as 6GiB"
         )
     return total
 
 
 @app.command(epilog="Examples: `mimose demo` · `mimose demo --output /tmp/demo.html`")
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where its report goes.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", help="File for the report.")] = Path(
         "mimose-demo.html"
     ),
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Train a small encoder four ways and compare: about a minute on a CPU."""
-    from mimose.cli import demo as a_minute
+    from mimose.cli import demo as comparison
     from mimose.cli.terminal import LiveDemo
 
-    a_minute.refuse_page(output)
+    comparison.refuse_page(output)
     console = Console(stderr=as_json)
     live = console.is_terminal and not as_json
-    with LiveDemo(console) if live else a_minute.Quiet() as watcher:
-        outcome = a_minute.compare(watcher, output.with_suffix(".jsonl"))
+    with LiveDemo(console) if live else comparison.Quiet() as progress:
+        outcome = comparison.compare(progress, output.with_suffix(".jsonl"))
     if as_json:
         print(json.dumps(outcome.to_plain()))
     else:
-        a_minute.tell(outcome)
-    _say(f"\nIts report: {a_minute.write_page(output, outcome)}")
+        comparison.print_outcome(outcome)
+    _print_status(f"\nReport on the mimose run: {comparison.write_page(output, outcome)}")
 
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
 def doctor(words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
-    """Look at this machine, and at a model, and say what should be mended."""
-    raise AssertionError("mimose.cli answers this itself, so that it works without extras")
+    """Check this machine, and optionally a model, for problems."""
+    raise AssertionError("mimose.cli.main runs doctor itself, so that it works without extras")
 
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
 def bench(words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
-    """Measure training under a budget, against peers, on this machine."""
-    raise ArgumentError("the benchmark is not part of this installation: use a clone")
+    """Benchmark training under a memory budget on this machine."""
+    raise ArgumentError("the benchmark is not part of this installation: run it from a clone")
 
 
-def _tell(file: Path, remark: str) -> None:
+def _print_remark(file: Path, remark: str) -> None:
     if remark:
-        _say(f"{file}: {remark}")
+        _print_status(f"{file}: {remark}")
 
 
-def _say(line: str) -> None:
-    """For people; standard output is for what was asked for."""
+def _print_status(line: str) -> None:
+    """Print to stderr: standard output is for results."""
     print(line, file=sys.stderr)

@@ -1,11 +1,9 @@
-"""A minute with mimose: `python -m mimose.cli.demo`.
+"""A one-minute demo: `python -m mimose.cli.demo`, or `mimose demo` for live progress.
 
-Trains a small encoder on batches of varying length four times: without checkpointing, with every
-block recomputed, with one plan for the longest batch (what a static tool does), and with mimose
-under the same budget. Uses a CUDA device if there is one, the CPU otherwise. At the end it tells
-what each way cost, and leaves a recording and a page about mimose's own run.
-
-`mimose demo` is the same with live progress.
+Trains a small encoder on batches of varying length in four ways: without checkpointing, with every
+block recomputed, with one static plan for the longest batch, and with mimose under the same budget.
+Uses a CUDA device if there is one, else the CPU. Prints the time and peak of each way, and writes a
+recording and a report of the mimose run.
 """
 
 from __future__ import annotations
@@ -23,8 +21,9 @@ import torch
 from torch import nn
 
 from mimose.api import Mimose, auto_checkpoint
+from mimose.cli.demo_model import Encoder, Shape, step
 from mimose.errors import ArgumentError
-from mimose.memory import meter_for, set_up_for_good
+from mimose.memory import configure_for_process, meter_for
 from mimose.reporting import refuse_file
 from mimose.units import text_of
 
@@ -33,62 +32,8 @@ WARM_UP = 3
 ROUNDS = 2
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How large the demo is."""
-
-    width: int
-    layers: int
-    batch: int
-    longest: int
-
-
 SMALL = Shape(width=128, layers=6, batch=8, longest=256)
 LARGE = Shape(width=768, layers=12, batch=32, longest=384)
-
-
-class Encoder(nn.Module):
-    """Reads tokens, tells which of two classes they are."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(1000, shape.width)
-        self.blocks = nn.ModuleList(Block(shape.width) for _ in range(shape.layers))
-        self.head = nn.Linear(shape.width, 2)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.embedding(tokens)
-        for block in self.blocks:
-            hidden = block(hidden)
-        answer: torch.Tensor = self.head(hidden.mean(1))
-        return answer
-
-
-class Block(nn.Module):
-    """Attention, then two linear layers; the scores of all heads are kept for the backward."""
-
-    def __init__(self, width: int, heads: int = 4) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_in, self.norm_out = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.to_all, self.from_heads = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(0.1)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = hidden + self.dropout(self.attend(self.norm_in(hidden)))
-        raised = nn.functional.gelu(self.up(self.norm_out(hidden)))
-        out: torch.Tensor = hidden + self.dropout(self.down(raised))
-        return out
-
-    def attend(self, hidden: torch.Tensor) -> torch.Tensor:
-        batch, length, width = hidden.shape
-        split = self.to_all(hidden).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        scores = query @ key.transpose(-1, -2) / (width // self.heads) ** 0.5
-        mixed = self.dropout(scores.softmax(-1)) @ value
-        out: torch.Tensor = self.from_heads(mixed.transpose(1, 2).reshape(batch, length, width))
-        return out
 
 
 @dataclass(frozen=True)
@@ -102,19 +47,19 @@ class Moment:
     steps: int
     length: int
     plan: str
-    """A letter a block: K kept, r recomputed."""
+    """One letter per block: K kept, r recomputed."""
     peak_bytes: int
     budget_bytes: int | None
 
 
-Watcher = Callable[[Moment], None]
+Progress = Callable[[Moment], None]
 
 
 class Quiet:
-    """Tells each way once, for a terminal that is none."""
+    """Prints one line per training run, if the output is not a terminal."""
 
     def __init__(self) -> None:
-        self._told: tuple[int, str] | None = None
+        self._printed: tuple[int, str] | None = None
 
     def __enter__(self) -> Quiet:
         return self
@@ -123,8 +68,8 @@ class Quiet:
         pass
 
     def __call__(self, moment: Moment) -> None:
-        if self._told != (moment.round, moment.way):
-            self._told = (moment.round, moment.way)
+        if self._printed != (moment.round, moment.way):
+            self._printed = (moment.round, moment.way)
             print(f"round {moment.round} of {moment.rounds}: {moment.way}", file=sys.stderr)
 
 
@@ -134,9 +79,9 @@ class Result:
 
     step_seconds: tuple[float, ...]
     peak_bytes: int
-    """Of the timed steps."""
+    """Peak of the timed steps."""
     first_peak_bytes: int
-    """Of those before them, in which mimose tries blocks and observes."""
+    """Peak of the steps before them, in which mimose tries blocks and observes."""
     losses: tuple[float, ...]
     handle: Mimose | None
 
@@ -146,20 +91,20 @@ class Result:
 
 
 def lengths(shape: Shape) -> list[int]:
-    """Padded lengths as text gives them: many short, few long."""
+    """Padded lengths distributed as in text: many short, few long."""
     draw = random.Random(0)
     return [min(shape.longest, int(24 + draw.expovariate(5 / shape.longest))) for _ in range(STEPS)]
 
 
 def best_of(rounds: list[Result]) -> Result:
-    """Each step's best time: other programs run on this machine, too."""
+    """The best time of each step, since other programs may disturb a round."""
     times = zip(*(run.step_seconds for run in rounds), strict=True)
     return replace(rounds[-1], step_seconds=tuple(min(of_step) for of_step in times))
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to train: without a budget, as if mimose did not exist."""
+    """One way to train; without a budget, mimose is not attached."""
 
     name: str
     planner: str = "keep_all"
@@ -173,10 +118,9 @@ class Way:
 
 
 def train(shape: Shape, device: torch.device, way: Way, watch: Callable[..., None]) -> Result:
-    """Train from the same start on the same batches.
+    """Train from the same initial weights on the same batches.
 
-    The first steps, on the longest batch, are not timed: they warm up, and tell a static planner
-    what it must be prepared for.
+    The first steps are not timed. They warm up on the longest batch, which the static plan is for.
     """
     gc.collect()
     torch.manual_seed(0)
@@ -195,7 +139,7 @@ def train(shape: Shape, device: torch.device, way: Way, watch: Callable[..., Non
         began = time.perf_counter()
         losses.append(step(model, optimizer, shape, length, device))
         seconds.append(time.perf_counter() - began)
-        highest = max(meter.read().peak, _seen_by(handle))
+        highest = max(meter.read().peak, _last_peak(handle))
         peak = max(peak, highest)
         watch(number + 1, length, _letters(shape, handle), highest)
     if handle is not None:
@@ -204,8 +148,8 @@ def train(shape: Shape, device: torch.device, way: Way, watch: Callable[..., Non
     return Result(tuple(seconds), peak, first_peak, tuple(losses), handle)
 
 
-def _seen_by(handle: Mimose | None) -> int:
-    """The peak of the step that has just been, as far as mimose could see it."""
+def _last_peak(handle: Mimose | None) -> int:
+    """The peak of the last step as measured by mimose; 0 if it was not measured."""
     return (handle.stats().last_real_peak_bytes or 0) if handle else 0
 
 
@@ -216,26 +160,9 @@ def _letters(shape: Shape, handle: Mimose | None) -> str:
     return str(stats.last_plan) if stats.last_plan else "r" * shape.layers
 
 
-def step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    shape: Shape,
-    length: int,
-    device: torch.device,
-) -> float:
-    """One step of a training loop that knows nothing of mimose."""
-    tokens = torch.randint(0, 1000, (shape.batch, length), device=device)
-    labels = torch.randint(0, 2, (shape.batch,), device=device)
-    loss = nn.functional.cross_entropy(model(tokens), labels)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.item()
-
-
 @dataclass(frozen=True)
 class Outcome:
-    """All four ways, side by side."""
+    """The results of all four ways."""
 
     shape: Shape
     budget_bytes: int
@@ -247,7 +174,7 @@ class Outcome:
         return len({result.losses for result in self.results.values()}) == 1
 
     def to_plain(self) -> dict[str, Any]:
-        """For machines."""
+        """Values for JSON."""
         ways = {
             name: {
                 "seconds": result.seconds,
@@ -262,8 +189,8 @@ class Outcome:
 PLAIN, EVERYTHING, STATIC, OURS = "plain", "everything recomputed", "static plan", "mimose"
 
 
-def compare(watcher: Watcher, record: Path | None = None) -> Outcome:
-    """Train four ways, in turns, so that nobody profits from a warmer machine."""
+def compare(progress: Progress, record: Path | None = None) -> Outcome:
+    """Train four ways in turns, so that no way benefits from a warmer machine."""
     device = the_device()
     shape = LARGE if device.type == "cuda" else SMALL
     rounds: dict[str, list[Result]] = {}
@@ -272,7 +199,7 @@ def compare(watcher: Watcher, record: Path | None = None) -> Outcome:
     def run(number: int, way: Way) -> None:
         def watch(step: int, length: int, plan: str, peak: int) -> None:
             where = (number, ROUNDS, way.name, step, STEPS + 1)
-            watcher(Moment(*where, length, plan, peak, budget))
+            progress(Moment(*where, length, plan, peak, budget))
 
         rounds.setdefault(way.name, []).append(train(shape, device, way, watch))
 
@@ -289,12 +216,12 @@ def compare(watcher: Watcher, record: Path | None = None) -> Outcome:
 def the_device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    set_up_for_good()  # for all four ways
+    configure_for_process()  # the same allocator settings for all four ways
     return torch.device("cuda", 0)
 
 
-def tell(outcome: Outcome) -> None:
-    """Print the comparison, what mimose did, and why the longest batch got its plan."""
+def print_outcome(outcome: Outcome) -> None:
+    """Print the comparison, the statistics of mimose, and the plan of the longest batch."""
     budget, plain = outcome.budget_bytes, outcome.results[PLAIN]
     print(f"{'':22}{'ms a step':>10}{'× plain':>9}{'peak':>13}   {'budget ' + text_of(budget):16}"
           f"{'recomputed':>11}")  # fmt: skip
@@ -306,16 +233,16 @@ def tell(outcome: Outcome) -> None:
     handle = outcome.results[OURS].handle
     assert handle is not None
     print(f"\n{handle.stats()}")
-    print("\nThe longest batch, explained:\n")
+    print("\nThe plan for the longest batch:\n")
     shape = outcome.shape
     print(handle.explain(torch.zeros(shape.batch, shape.longest, dtype=torch.long)))
 
 
 def first_steps(outcome: Outcome) -> list[str]:
-    """What took more before the timed steps than in them."""
+    """A line for each way whose untimed first steps had a higher peak than the timed ones."""
     return [
-        f"{name}: {text_of(result.first_peak_bytes)} in the first steps, not timed: blocks are "
-        "tried there\n"
+        f"{name}: {text_of(result.first_peak_bytes)} in the untimed first steps, in which blocks "
+        "are tried\n"
         for name, result in outcome.results.items()
         if result.first_peak_bytes > result.peak_bytes
     ]
@@ -335,15 +262,17 @@ def row(name: str, result: Result, plain: Result, budget: int) -> str:
 
 
 def refuse_page(path: Path) -> None:
-    """Refuse a page that could not be written beside its recording, before a minute of training."""
+    """Raise if the page or its recording cannot be written; called before training."""
     if path.suffix == ".jsonl":
-        raise ArgumentError(f"--output {path}: this is where the recording goes; the page is .html")
+        raise ArgumentError(
+            f"--output {path}: the page must end in .html; the recording is written to .jsonl"
+        )
     refuse_file(path, "--output", like="demo.html")
     refuse_file(path.with_suffix(".jsonl"), "the recording", like="demo.jsonl")
 
 
 def write_page(path: Path, outcome: Outcome) -> Path:
-    """The page about mimose's own run."""
+    """Write the report on the mimose run."""
     from mimose.reporting import contents_of, page_of, read_recording
 
     handle = outcome.results[OURS].handle
@@ -355,7 +284,7 @@ def write_page(path: Path, outcome: Outcome) -> Path:
 
 
 def main() -> int:
-    """Train four times, then compare."""
+    """Run the demo without typer and rich."""
     page = Path("mimose-demo.html")
     try:
         refuse_page(page)
@@ -365,16 +294,16 @@ def main() -> int:
     device = the_device()
     shape = LARGE if device.type == "cuda" else SMALL
     print(
-        f"An encoder of {shape.layers} blocks, {shape.batch} texts a batch, padded to 24–"
-        f"{shape.longest} tokens, on {device}: {STEPS + 1} steps each.\n"
+        f"Training an encoder of {shape.layers} blocks on {device}, four ways, {STEPS + 1} steps "
+        f"each: batches of {shape.batch} texts, padded to 24–{shape.longest} tokens.\n"
     )
     try:
         outcome = compare(Quiet(), page.with_suffix(".jsonl"))
-        tell(outcome)
+        print_outcome(outcome)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    print(f"\nIts report: {write_page(page, outcome)}")
+    print(f"\nReport on the mimose run: {write_page(page, outcome)}")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""`mimose doctor`: is everything as it should be, and if not, what mends it.
+"""`mimose doctor`: find problems and name their remedies. Needs only the core dependencies.
 
-Needs nothing but the core. Looks at versions, the device, the allocator's settings, and, if it is
-told of a model, at the blocks that would be found and at the memory that no plan can save.
+Checks versions, the device and the allocator's settings and, for a given model, its blocks and the
+memory that no plan can save.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from mimose.api import (
 )
 from mimose.cli.model_sources import lacks_head, load_config, load_model
 from mimose.errors import ArgumentError, MimoseError
-from mimose.interception import described, find_blocks
+from mimose.interception import describe_blocks, find_blocks
 from mimose.memory import (
     ALLOCATOR_SETTINGS,
-    VARIABLES,
+    ALLOCATOR_VARIABLES,
     Meter,
     meter_for,
     page_bytes_in,
-    why_left_alone,
+    reason_not_to_configure,
 )
 from mimose.units import Budget, text_of, typed_budget
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 
-_USES = {
+_NEEDED_FOR = {
     "cli": "`mimose report` and `mimose plan`",
     "hf": "transformers' Trainer",
     "lightning": "Lightning's Trainer",
-    "bench": "`mimose bench`, and pictures of reports,",
+    "bench": "`mimose bench` and pictures of reports",
 }
-"""What the packages of each extra are for."""
+"""The features that need each extra."""
 _EXAMPLES = """examples:
   mimose doctor
   mimose doctor --budget 80%
@@ -57,15 +57,15 @@ _EXAMPLES = """examples:
   mimose doctor --config bert-base-uncased
   mimose doctor --json
 
-exit status: 0 if nothing is in the way, 1 if something must be mended, 2 for a wrong argument"""
+exit status: 0 without problems, 1 if there are problems to fix, 2 for an invalid argument"""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     kind: str
-    """`ok`, `note` (worth knowing) or `problem` (will not work)."""
+    """`ok`, `note` (worth knowing) or `problem` (must be fixed)."""
     what: str
     remedy: str = ""
 
@@ -77,12 +77,12 @@ def examine(
     blocks: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
 ) -> list[Finding]:
-    """Everything that can be said of this machine, and of a model on it."""
-    asked = None if budget is None else typed_budget(budget)
+    """Check this machine, a budget and a model."""
+    parsed = None if budget is None else typed_budget(budget)
     found = [*_versions(), *_extras(), *_device(), *_environment()]
     total = None
-    if asked is not None:
-        total, finding = _budget(asked)
+    if parsed is not None:
+        total, finding = _budget(parsed)
         found.append(finding)
     if model is not None:
         found += _model(model, total, blocks, exclude)
@@ -114,15 +114,15 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _extras() -> Iterator[Finding]:
-    """What is not installed, and what it would be for."""
-    told: set[str] = set()
+    """Optional packages that are not installed; each is reported once."""
+    reported: set[str] = set()
     if version_of("pytorch-lightning") is not None:
-        told.add("lightning")  # its other name
-    for extra, use in _USES.items():
-        missing = [name for name in missing_from(extra) if name not in told]
-        told.update(missing)
+        reported.add("lightning")  # the same library under its other name
+    for extra, feature in _NEEDED_FOR.items():
+        missing = [name for name in missing_from(extra) if name not in reported]
+        reported.update(missing)
         if missing:
-            what = f"{' and '.join(missing)} not installed: {use} would need that"
+            what = f"{' and '.join(missing)} not installed; needed for {feature}"
             yield Finding(NOTE, what, pip_command(extra, *missing))
 
 
@@ -130,8 +130,7 @@ def _device() -> Iterator[Finding]:
     if not torch.cuda.is_available():
         yield Finding(
             NOTE,
-            "no CUDA device: training on the CPU works, and a budget means the same there, but "
-            "counting memory costs some time",
+            "no CUDA device: budgets also work on the CPU, but counting memory slows training",
             "use a machine with an NVIDIA GPU and a CUDA build of torch for real runs",
         )
         return
@@ -143,8 +142,8 @@ def _device() -> Iterator[Finding]:
         if free < total // 2:
             yield Finding(
                 NOTE,
-                f"others use more than half of cuda:{index}",
-                'a budget of "auto" takes what is free; look with nvidia-smi for who uses the rest',
+                f"other processes use more than half of cuda:{index}",
+                'nvidia-smi lists them; a budget of "auto" uses only the free memory',
             )
         if index == 0:
             yield _allocator(meter)
@@ -156,41 +155,40 @@ def _allocator(meter: Meter) -> Finding:
         return Finding(
             OK,
             f"expandable segments are on, in pages of {text_of(meter.page_bytes)}",
-            f"{ALLOCATOR_SETTINGS} leaves less unused" if smaller else "",
+            f"{ALLOCATOR_SETTINGS} wastes less memory" if smaller else "",
         )
-    reason = why_left_alone()
+    reason = reason_not_to_configure()
     if reason is None:
-        return Finding(
-            OK, f"attaching sets PyTorch's allocator up for varying sizes ({ALLOCATOR_SETTINGS})"
-        )
+        return Finding(OK, f"attaching will configure PyTorch's allocator ({ALLOCATOR_SETTINGS})")
     return Finding(
         NOTE,
-        "PyTorch's allocator works without expandable segments, and mimose leaves it alone because "
-        f"{reason}: batches of varying size leave fragments, and plans leave more memory free",
-        f"configure it with {ALLOCATOR_SETTINGS}, or not at all",
+        "PyTorch's allocator does not use expandable segments, and mimose does not change that "
+        f"because {reason}: batches of varying size fragment its memory, so plans must leave more "
+        "free",
+        f"configure the allocator with {ALLOCATOR_SETTINGS}, or do not configure it",
     )
 
 
-def _budget(asked: Budget) -> tuple[int, Finding]:
-    """The budget in bytes, and whether the device has as many."""
+def _budget(budget: Budget) -> tuple[int, Finding]:
+    """The budget in bytes, and whether the device has enough memory for it."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     meter = meter_for(device)
     total, free, own = meter.device_bytes, meter.free_bytes(), meter.read().held
     meter.close()
-    number = asked.in_bytes(device_bytes=total, free_bytes=free, own_bytes=own)
-    said = f"a budget of {text_of(number)} on {device}, which has {text_of(total)}"
+    number = budget.in_bytes(device_bytes=total, free_bytes=free, own_bytes=own)
+    what = f"a budget of {text_of(number)} on {device}, which has {text_of(total)}"
     if number > total:
-        return number, Finding(PROBLEM, f"{said}: more than there is", 'say "80%", or "auto"')
+        return number, Finding(PROBLEM, f"{what}: too large", 'use "80%" or "auto"')
     if number > free + own:
-        free_now = f"{text_of(free)} of it free now"
-        return number, Finding(NOTE, f"{said}, {free_now}", "look for who uses the rest")
-    return number, Finding(OK, said)
+        what += f", of which only {text_of(free)} are free"
+        return number, Finding(NOTE, what, "stop other processes on the device, or use less")
+    return number, Finding(OK, what)
 
 
 def _environment() -> Iterator[Finding]:
     if switched_off():
         yield Finding(PROBLEM, "MIMOSE_DISABLE is set: mimose does nothing", "unset MIMOSE_DISABLE")
-    for name in VARIABLES:
+    for name in ALLOCATOR_VARIABLES:
         setting = os.environ.get(name)
         if not setting:
             continue
@@ -198,9 +196,9 @@ def _environment() -> Iterator[Finding]:
         if "backend:cudaMallocAsync" in setting:
             yield Finding(
                 PROBLEM,
-                "the cudaMallocAsync allocator does not tell what is lost between tensors: plans "
-                "leave more memory free",
-                f"take backend:cudaMallocAsync out of {name}",
+                "the cudaMallocAsync allocator does not report fragmentation: plans must leave "
+                "more memory free",
+                f"remove backend:cudaMallocAsync from {name}",
             )
 
 
@@ -218,15 +216,15 @@ def _model(
         what, _, remedy = str(error).partition(": ")
         yield Finding(PROBLEM, what, remedy)
         return
-    yield Finding(OK, f"in {type(model).__name__}: {described(blocks)}")
+    yield Finding(OK, f"in {type(model).__name__}: {describe_blocks(blocks)}")
     inside = _distinct_bytes(p for block in blocks for p in block.module.parameters())
     whole = _distinct_bytes(model.parameters())
     if whole and inside < whole // 4:
         yield Finding(
             NOTE,
-            f"the blocks hold {inside / whole:.0%} of the parameters, so much may go on outside "
-            "of them",
-            'name others with blocks="…" if these are not the parts that repeat',
+            f"the blocks hold only {inside / whole:.0%} of the parameters: much memory may be used "
+            "outside of them",
+            'choose other blocks with blocks="…" if these are not the repeated layers',
         )
     yield from _floor(model, budget_bytes)
     if not model.training:
@@ -236,24 +234,24 @@ def _model(
 
 
 def _floor(model: nn.Module, budget_bytes: int | None) -> Iterator[Finding]:
-    """What no plan can save: parameters, gradients, optimizer state."""
+    """Memory that no plan can save: parameters, gradients, optimizer state."""
     weights = _distinct_bytes(model.parameters())
     trained = _distinct_bytes(p for p in model.parameters() if p.requires_grad)
     floor = weights + 3 * trained
     if not trained:
         yield Finding(PROBLEM, "no parameter requires a gradient", "model.requires_grad_(True)")
-    said = (
-        f"parameters {text_of(weights)}, gradients {text_of(trained)}, AdamW's state "
-        f"{text_of(2 * trained)}: {text_of(floor)} before any activation"
+    what = (
+        f"parameters {text_of(weights)}, gradients {text_of(trained)}, AdamW state "
+        f"{text_of(2 * trained)}: {text_of(floor)} without activations"
     )
     if budget_bytes is not None and floor >= budget_bytes:
         yield Finding(
             PROBLEM,
-            f"{said}, and the budget is {text_of(budget_bytes)}: no plan can help",
+            f"{what}, but the budget is {text_of(budget_bytes)}: no plan can help",
             "raise the budget, train fewer parameters (LoRA), or use an optimizer with less state",
         )
     else:
-        yield Finding(OK, said)
+        yield Finding(OK, what)
 
 
 def _distinct_bytes(parameters: Iterator[nn.Parameter]) -> int:
@@ -262,47 +260,49 @@ def _distinct_bytes(parameters: Iterator[nn.Parameter]) -> int:
 
 _HEADLESS = Finding(
     NOTE,
-    "the configuration names no architecture of transformers', so the model is looked at without "
-    "the head that training would add",
-    'add "architectures": ["…ForSequenceClassification"], say, to its config.json, or use --model',
+    "the configuration names no transformers architecture: the model was checked without the head "
+    "that training adds",
+    'add "architectures": ["…ForSequenceClassification"] to config.json, or use --model',
 )
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "mimose doctor") -> int:
-    """Print what was found; the exit status."""
+    """Print the findings and return the exit status."""
     parser = argparse.ArgumentParser(
         prog=program,
-        description="Look at this machine, and at a model, and say what should be mended.",
+        description="Check this machine, and optionally a model, for problems.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--model", metavar="MODULE:FACTORY", help="what makes your model")
-    which.add_argument("--config", metavar="NAME", help="a transformers configuration")
-    parser.add_argument("--budget", metavar="SIZE", help='e.g. "6GiB": is it enough?')
-    parser.add_argument(
-        "--blocks", metavar="GLOB", action="append", help="as blocks= of auto_checkpoint; repeat it"
+    which.add_argument(
+        "--model", metavar="MODULE:FACTORY", help="a function that returns your model"
     )
-    parser.add_argument("--exclude", metavar="GLOB", action="append", help="as exclude=, likewise")
-    parser.add_argument("--json", action="store_true", help="for machines")
-    asked = parser.parse_args(arguments)
+    which.add_argument("--config", metavar="NAME", help="a transformers configuration")
+    parser.add_argument("--budget", metavar="SIZE", help='a budget to check, such as "6GiB"')
+    parser.add_argument(
+        "--blocks", metavar="GLOB", action="append", help="blocks= of auto_checkpoint; repeatable"
+    )
+    parser.add_argument("--exclude", metavar="GLOB", action="append", help="exclude=; repeatable")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
     try:
-        if not (asked.model or asked.config) and (asked.blocks or asked.exclude):
-            raise ArgumentError("--blocks and --exclude are about a model: add --model or --config")
-        model = load_model(asked.model) if asked.model else None
-        model = load_config(asked.config) if asked.config else model
-        found = examine(model, asked.budget, blocks=asked.blocks, exclude=asked.exclude)
-        if model is not None and asked.config and lacks_head(model):
+        if not (options.model or options.config) and (options.blocks or options.exclude):
+            raise ArgumentError("--blocks and --exclude need a model: add --model or --config")
+        model = load_model(options.model) if options.model else None
+        model = load_config(options.config) if options.config else model
+        found = examine(model, options.budget, blocks=options.blocks, exclude=options.exclude)
+        if model is not None and options.config and lacks_head(model):
             found.append(_HEADLESS)
     except MimoseError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
-    print(json.dumps([asdict(f) for f in found], indent=2) if asked.json else as_text(found))
+    print(json.dumps([asdict(f) for f in found], indent=2) if options.json else as_text(found))
     return 1 if any(finding.kind == PROBLEM for finding in found) else 0
 
 
 def as_text(found: Sequence[Finding]) -> str:
-    """For people."""
+    """The findings, one per line, with their remedies."""
     marks = {OK: "  ok   ", NOTE: "  note ", PROBLEM: "PROBLEM"}
     lines = []
     for finding in found:
@@ -310,8 +310,10 @@ def as_text(found: Sequence[Finding]) -> str:
         if finding.remedy:
             lines.append(f"         → {finding.remedy}")
     problems = sum(finding.kind == PROBLEM for finding in found)
-    last = "nothing is in the way" if not problems else f"{problems} to mend"
-    return "\n".join([*lines, "", last])
+    summary = (
+        f"{problems} problem{'s' if problems > 1 else ''} to fix" if problems else "no problems"
+    )
+    return "\n".join([*lines, "", summary])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command `mimose`. What needs no extra works without one; the rest says what to install."""
+"""The command `mimose`. Without typer and rich, it says what to install; `doctor` needs neither."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from collections.abc import Sequence
 import mimose
 from mimose.api import EXTRAS, pip_command
 
-PURPOSE = "Train a PyTorch model under a memory budget: look at runs, ask what-if, try it."
+PURPOSE = "Train PyTorch models under a memory budget: reports, forecasts, demo and diagnosis."
 COMMANDS = {
-    "report": "Make a page of a recorded run, or of benchmark results: it sees which.",
-    "plan": "Ask what other budgets or lengths would cost, without training.",
+    "report": "Make a page from a recorded run or from benchmark results.",
+    "plan": "Predict time and memory under other budgets or lengths, without training.",
     "demo": "Train a small encoder four ways and compare: about a minute on a CPU.",
-    "doctor": "Look at this machine, and at a model, and say what should be mended.",
-    "bench": "Measure training under a budget, against peers, on this machine.",
+    "doctor": "Check this machine, and optionally a model, for problems.",
+    "bench": "Benchmark training under a memory budget on this machine.",
 }
-"""What each command does, as its own help begins."""
+"""One line of help per command."""
 
-_INTERRUPTED = 130
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status (what the console script hands to the shell)."""
+    """Run a command and return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _run(words)
     except KeyboardInterrupt:
         print("\nmimose: interrupted", file=sys.stderr)
-        return _INTERRUPTED
-    except BrokenPipeError:  # the reader has seen enough: `mimose report … | head`
+        return INTERRUPTED
+    except BrokenPipeError:  # for instance `mimose report … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -52,7 +53,7 @@ def _run(words: list[str]) -> int:
 
 
 def _without(missing: list[str], words: list[str]) -> int:
-    """What can be said without the packages that draw and parse."""
+    """Answer --version and --help without typer and rich; else name what to install."""
     if words[:1] == ["--version"]:
         print(f"mimose {mimose.__version__}")
         return 0
@@ -63,10 +64,10 @@ def _without(missing: list[str], words: list[str]) -> int:
         print(
             f"Usage: mimose [--version] [--help] COMMAND ...\n\n{PURPOSE}\n\nCommands:\n{commands}"
         )
-        print(f"\nAll but doctor need {needs}")
+        print(f"\nAll commands except doctor need {needs}")
         return 0
     print(
-        f"mimose: this needs {needs}. `mimose doctor` and `python -m mimose.cli.demo` work without",
+        f"mimose: this needs {needs}. `mimose doctor` and `python -m mimose.cli.demo` do not",
         file=sys.stderr,
     )
     return 2

@@ -1,4 +1,4 @@
-"""The model that the doctor is asked about: made by the owner's code, or of a configuration."""
+"""The model that `mimose doctor` checks: from user code or from a transformers configuration."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from torch import nn
 from mimose.api import pip_command
 from mimose.errors import ArgumentError
 
-_PATIENCE_SECONDS = 5
+_HUB_TIMEOUT_SECONDS = 5
 
 
 def load_model(target: str) -> nn.Module:
     """The model that `module:factory` makes; also `module:Class` or `module:instance`."""
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
-        raise ArgumentError(f"--model {target!r}: write module:factory, e.g. my_project.nets:make")
+        raise ArgumentError(
+            f"--model must be module:factory, such as my_project.nets:make; got {target!r}"
+        )
     sys.path.insert(0, os.getcwd())
     try:
         made = importlib.import_module(module_name)
@@ -29,18 +31,20 @@ def load_model(target: str) -> nn.Module:
         model = made if isinstance(made, nn.Module) else made()  # type: ignore[operator]
     except Exception as error:
         raise ArgumentError(
-            f"--model {target!r} cannot be made: {type(error).__name__}: {error}. It must be "
-            "importable from here and need no arguments"
+            f"--model {target!r} failed: {type(error).__name__}: {error}. The module must be "
+            "importable from this folder, and the factory must take no arguments"
         ) from None
     finally:
         sys.path.remove(os.getcwd())
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"--model {target!r} gives a {type(model).__name__}, not a nn.Module")
+        raise ArgumentError(
+            f"--model {target!r} returned a {type(model).__name__}, not an nn.Module"
+        )
     return model
 
 
 def load_config(name: str) -> nn.Module:
-    """The model of a transformers configuration, without weights and without memory."""
+    """The model of a transformers configuration, on the meta device."""
     try:
         import transformers
     except ImportError:
@@ -53,28 +57,28 @@ def load_config(name: str) -> nn.Module:
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ArgumentError(
-            f"--config {name!r} cannot be read: {reason}. Give a folder with a config.json, or a "
-            "name on the hub"
+            f"--config {name!r} cannot be loaded: {reason}. Give a folder with a config.json, or a "
+            "model name on the hub"
         ) from None
     return model.train()
 
 
 def lacks_head(model: nn.Module) -> bool:
-    """Whether the model of a configuration is not the one that would be trained."""
+    """Whether the model is not one of the architectures that its configuration names."""
     named = getattr(getattr(model, "config", None), "architectures", None) or ()
     return type(model).__name__ not in named
 
 
 def _config(name: str) -> Any:
-    """From a folder or what was downloaded before; else from the hub, if that can be reached."""
+    """Load from a folder or the local cache, else from the hub."""
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(name, local_files_only=True)
     except OSError:
         if os.path.exists(name) or name.startswith((".", "/", "~")) or name.count("/") > 1:
-            raise  # no name on the hub
-        _refuse_unreachable_hub()  # where transformers itself would try for most of a minute
+            raise  # a path, not a name on the hub
+        _refuse_unreachable_hub()  # transformers would retry for most of a minute
         return AutoConfig.from_pretrained(name)
 
 
@@ -82,15 +86,15 @@ def _refuse_unreachable_hub() -> None:
     from huggingface_hub import constants, get_session
 
     try:
-        get_session().head(constants.ENDPOINT, timeout=_PATIENCE_SECONDS)
+        get_session().head(constants.ENDPOINT, timeout=_HUB_TIMEOUT_SECONDS)
     except Exception as error:
         raise ArgumentError(
-            f"it is no folder here, not among what was downloaded before, and {constants.ENDPOINT} "
+            f"there is no such folder, it is not in the local cache, and {constants.ENDPOINT} "
             f"cannot be reached ({error})"
         ) from None
 
 
 def _architecture(config: Any, transformers: Any) -> Any:
-    """The class, with its head, that the configuration was saved from; None if it names none."""
+    """The model class, with its head, that the configuration names; None if it names none."""
     names = getattr(config, "architectures", None) or ()
     return next((found for name in names if (found := getattr(transformers, name, None))), None)

@@ -1,4 +1,4 @@
-"""What rich draws in a terminal: tables, and the demo while it runs."""
+"""Terminal output with rich: the forecast table and the live view of the demo."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mimose.cli.demo import Moment
 from mimose.reporting import Forecast, Row
 from mimose.units import text_of
 
-_WIDTH = 44
+_BAR_WIDTH = 44
 
 
 def forecast_table(forecast: Forecast) -> RenderableType:
-    """Budgets and what each would mean."""
+    """One row per budget, and remarks."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    names = ["budget", "ms a step", "again, ms", "recomputed", "too large"]
+    names = ["budget", "ms a step", "recompute ms", "recomputed", "too large"]
     names += ["unknown"] if forecast.unknown_share else []
     names += ["largest n", "batch"] if forecast.dimension is not None else ["batch"]
     for name in names:
@@ -49,7 +49,7 @@ def _cells(row: Row, forecast: Forecast) -> list[str]:
 
 
 def _range(shares: tuple[float, float]) -> str:
-    """A share between these two; a dash for none."""
+    """The range of a share; a dash for zero."""
     low, high = (f"{share:.0%}" for share in shares)
     if low != high:
         return f"{low.removesuffix('%')}–{high}"
@@ -61,34 +61,32 @@ def _remarks(forecast: Forecast) -> list[str]:
     about, off = ("about ", f" (±{forecast.uncertainty:.0%})") if forecast.uncertainty else ("", "")
     lines = [
         f"The largest of {forecast.sizes} {known}input sizes is {forecast.largest}. Below {about}"
-        f"{text_of(forecast.least_budget_bytes)}{off} it does not fit, whatever is recomputed; "
-        f"from {about}{text_of(forecast.easy_budget_bytes)}{off} on "
+        f"{text_of(forecast.least_budget_bytes)}{off} it does not fit, even with everything "
+        f"recomputed; from {about}{text_of(forecast.easy_budget_bytes)}{off} on "
         f"{'every block of these sizes' if known else 'everything'} is kept.",
-        "again: time of that spent recomputing; recomputed: share of block runs; too large: share "
-        "of steps that do not fit.",
-        f"batch: about the largest that fits at {forecast.largest}, everything recomputed."
-        + (
-            f" largest n: the longest {forecast.dimension} that fits." if forecast.dimension else ""
-        ),
+        "recompute ms: part of the step time; recomputed: share of block runs; too large: share of "
+        "steps that do not fit.",
+        f"batch: approximate largest batch at {forecast.largest} with everything recomputed."
+        + (f" largest n: the longest {forecast.dimension} that fits." * bool(forecast.dimension)),
     ]
     if forecast.extrapolated_share:
         lines.append(
-            f"{forecast.extrapolated_share:.1%} of the steps are larger than anything that was "
-            "recorded: told as if memory went on growing as it did."
+            f"{forecast.extrapolated_share:.1%} of the steps are larger than any recorded one: "
+            "their costs are extrapolated."
         )
     if forecast.unknown_share:
         lines.append(
-            f"unknown: {forecast.unknown_share:.1%} of the steps are of sizes of which too little "
-            "was recorded to tell what they take; times and shares of runs leave them out."
+            f"unknown: {forecast.unknown_share:.1%} of the steps have sizes that cannot be "
+            "predicted from the recording; times and shares of runs exclude them."
         )
     return lines
 
 
 class LiveDemo:
-    """The demo while it runs: step, length, what each block does, memory against the budget."""
+    """Live view of the demo: step, length, plan, and memory against the budget."""
 
     def __init__(self, console: Console) -> None:
-        # Refreshed between steps alone, so that drawing is not part of what is timed.
+        # Refresh only between steps, so that drawing is not timed.
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> LiveDemo:
@@ -131,9 +129,9 @@ def _blocks(plan: str) -> Text:
 def _bar(peak: int, budget: int | None) -> Text:
     if budget is None:
         return Text(f"{text_of(peak)}, no budget yet", style="dim")
-    filled = min(_WIDTH, round(_WIDTH * peak / budget))
+    filled = min(_BAR_WIDTH, round(_BAR_WIDTH * peak / budget))
     over = peak > budget
     bar = Text("█" * filled, style="red" if over else "cyan")
-    bar.append("░" * (_WIDTH - filled), style="bright_black")
+    bar.append("░" * (_BAR_WIDTH - filled), style="bright_black")
     bar.append(f" {text_of(peak)} of {text_of(budget)}" + (": over" if over else ""))
     return bar

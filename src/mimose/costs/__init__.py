@@ -1,41 +1,48 @@
 """What training costs: values and arithmetic.
 
-The size of a batch, the bytes and seconds of each run of a block, the timeline that makes a step's
-peak of them, and what was observed of a step. Knows neither torch nor a device.
+The size of a batch, the options that a call of a block has, what each costs in bytes and seconds,
+the timeline that makes a step's peak of that, and what was observed of a step. Knows neither torch
+nor a device.
 """
 
-from mimose.costs.input_size import FINEST, MOST_PASSES, InputSize, Layout, arguments_in_words
-from mimose.costs.observations import Observation, Pattern, Run, StepObservation, in_one_order
+from mimose.costs.input_size import MOST_PASSES, InputSize, Layout, arguments_in_words
+from mimose.costs.observations import Pattern, Run, StepObservation, in_one_order
+from mimose.costs.options import Option
 from mimose.costs.pace import Pace
 from mimose.costs.regime import Regime
 from mimose.costs.timeline import (
-    TAKEN_OFF,
-    InStep,
+    SUBTRACTED,
+    OptionCost,
     Profile,
     RunCost,
+    StepConditions,
+    costs_of,
+    extra_nanoseconds,
     levels,
     peak,
-    recompute_nanoseconds,
+    peaks_to_come,
 )
 
 __all__ = [
-    "FINEST",
     "MOST_PASSES",
-    "TAKEN_OFF",
-    "InStep",
+    "SUBTRACTED",
     "InputSize",
     "Layout",
-    "Observation",
+    "Option",
+    "OptionCost",
     "Pace",
     "Pattern",
     "Profile",
     "Regime",
     "Run",
     "RunCost",
+    "StepConditions",
     "StepObservation",
     "arguments_in_words",
+    "costs_of",
+    "extra_nanoseconds",
     "in_one_order",
     "levels",
     "peak",
-    "recompute_nanoseconds",
+    "peaks_to_come",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,9 +14,6 @@ _NEXT = "+"
 """Before the name of the first tensor of each pass but the first."""
 MOST_PASSES = 8
 """So many passes of a step are told apart; the last stands for all that come after it, too."""
-
-FINEST = 512
-"""Dimensions up to here are not rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +76,6 @@ class InputSize:
         pairs = zip(self.dims, other.dims, strict=True)
         return InputSize(self.layout, tuple(max(pair) for pair in pairs))
 
-    def shares_between(self, low: InputSize, high: InputSize) -> list[float]:
-        """How far it lies on the way from a smaller to a larger size, in each dimension that
-        differs between them."""
-        dims = zip(low.dims, self.dims, high.dims, strict=True)
-        return [(x - a) / (b - a) for a, x, b in dims if b > a]
-
-    def rounded_up(self, positions: Container[int] | None = None) -> InputSize:
-        """A size that is at most 0.4 % larger in any dimension, or in those at `positions`."""
-        if max(self.dims, default=0) < FINEST:
-            return self
-        return InputSize(
-            self.layout,
-            tuple(
-                _rounded(d) if positions is None or i in positions else d
-                for i, d in enumerate(self.dims)
-            ),
-        )
-
     def __str__(self) -> str:
         shapes, at = [], 0
         for _, rank in self.layout:
@@ -114,8 +92,3 @@ def arguments_in_words(layout: Layout) -> str:
     'input_ids (2-d), labels (1-d)'
     """
     return ", ".join(f"{name} ({rank}-d)" for name, rank in layout)
-
-
-def _rounded(dimension: int) -> int:
-    grain = 1 << max(0, dimension.bit_length() - 9)
-    return -(-dimension // grain) * grain

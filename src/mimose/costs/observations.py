@@ -1,13 +1,14 @@
-"""What was seen of a step in which every block was recomputed, and what of it counts."""
+"""What was measured of one step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from mimose.costs.input_size import InputSize
-from mimose.costs.timeline import TAKEN_OFF, Profile, RunCost
+from mimose.costs.timeline import SUBTRACTED, Profile, RunCost, StepConditions
 
 Run = tuple[int, int]
 """A block's index, and which call of the block in this step it is (0 = first)."""
@@ -15,142 +16,117 @@ Run = tuple[int, int]
 Pattern = tuple[Run, ...]
 """The runs of a step, in the order of their forwards."""
 
-
-_LEAST = tuple(f"{name}_bytes" for name in TAKEN_OFF)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """One run's costs, seen once, at one input size. The words are those of `RunCost`."""
-
-    start_bytes: int
-    forward_bytes: int
-    entry_bytes: int
-    """Without gradients born in this step."""
-    born_bytes: int
-    """Gradients that did not exist at the step's start and did just before this recompute."""
-    saved_bytes: int
-    spike_bytes: int
-    back_bytes: int
-    out_saved_bytes: int
-    in_idle_bytes: int
-    seconds: float
-    fixed: bool
-    input_bytes: int = 0
-    gap_bytes: int = 0
-
-    def cost(self) -> RunCost:
-        """The same as a prediction."""
-        return RunCost(
-            start=self.start_bytes,
-            forward=self.forward_bytes,
-            entry=self.entry_bytes,
-            saved=self.saved_bytes,
-            spike=self.spike_bytes,
-            back=self.back_bytes,
-            out_saved=self.out_saved_bytes,
-            in_idle=self.in_idle_bytes,
-            gap=self.gap_bytes,
-            nanoseconds=round(self.seconds * 1e9),
-            fixed=self.fixed,
-            input=self.input_bytes,
-        )
+FORMAT = 2
+"""Of `to_plain`. Format 1 had levels where there are increments now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepObservation:
-    """One step, seen whole."""
+    """One step, measured whole."""
 
-    size: InputSize
     pattern: Pattern
-    runs: tuple[Observation, ...]
-    head_forward_bytes: int
-    """Peak after the last run and before the model's return."""
-    head_backward_bytes: int
-    """Peak from there to the first recompute, stale outputs gone."""
-    tail_bytes: int
-    """Peak after the first run's backward, stale outputs gone, without gradients born."""
-    prelude_bytes: int | None
-    """What the model holds when its first block starts, beyond what was in use before; None if
-    nobody looked."""
-    gradients_born: bool
-    """Whether most gradients came into being in this step, rather than being added to."""
-    all_born_bytes: int | None = None
+    profile: Profile
+    """What it cost, without the gradients that it allocated."""
+    gradients_allocated: tuple[int, ...]
+    """Gradients allocated in this step before each run's backward."""
+    all_gradients_allocated: int | None = None
     """All of them, by the step's end: parameters that the loss does not reach get none. None if
-    nobody looked."""
+    unknown."""
+    allocates: bool = True
+    """Whether the step allocated most gradients, rather than adding to existing ones."""
     retained: bool = False
     """Whether the graph outlived its backward."""
+    provisional: bool = False
+    """Whether it holds only until another step was observed: blocks were tried out in it, say."""
 
     @property
-    def born_bytes(self) -> tuple[int, ...]:
-        """Gradients born before each run's recompute."""
-        return tuple(run.born_bytes for run in self.runs)
+    def size(self) -> InputSize:
+        return self.profile.size
+
+    @property
+    def runs(self) -> tuple[RunCost, ...]:
+        return self.profile.runs
+
+    @property
+    def conditions(self) -> StepConditions:
+        """The conditions that the step ran under, as far as they are in this observation."""
+        by_end = self.all_gradients_allocated or max(self.gradients_allocated, default=0)
+        return StepConditions(self.gradients_allocated, by_end)
 
     def joined(self, other: StepObservation) -> StepObservation:
-        """The higher of both in every number, of what is taken off the lower: what a step of this
-        size may take."""
-        pairs = zip(self.runs, other.runs, strict=True)
+        """The higher of both in every quantity, of what is subtracted the lower: what a step of
+        this size may take."""
+        mine, theirs = self.profile, other.profile
         return replace(
             other,
-            runs=tuple(_higher(a, b) for a, b in pairs),
-            head_forward_bytes=max(self.head_forward_bytes, other.head_forward_bytes),
-            head_backward_bytes=max(self.head_backward_bytes, other.head_backward_bytes),
-            tail_bytes=max(self.tail_bytes, other.tail_bytes),
+            profile=replace(
+                theirs,
+                runs=tuple(map(_higher, mine.runs, theirs.runs)),
+                head_forward=max(mine.head_forward, theirs.head_forward),
+                head_backward=max(mine.head_backward, theirs.head_backward),
+                tail=max(mine.tail, theirs.tail),
+            ),
         )
 
     def in_any_order(self) -> StepObservation:
         """What the same step takes at most if its blocks run in another order.
 
-        Levels are the highest of all runs, what is taken off is the least. That everything that is
-        kept may be there when a run comes is for `Profile.in_step` to say.
+        Each run may come first or last, so levels are the highest of all runs, and what is
+        subtracted is the least. `StepConditions.retained` adds that everything kept may be there.
         """
-        runs = sorted(zip(self.pattern, self.runs, strict=True), key=lambda pair: pair[0])
-        start = max(run.start_bytes for run in self.runs)
-        entry = max(start, *(run.entry_bytes for run in self.runs))
-        born = max(self.all_born_bytes or 0, *self.born_bytes)
-        least = {name: min(getattr(run, name) for run in self.runs) for name in _LEAST}
+        starts = list(accumulate(run.boundary for run in self.runs))
+        start = max(starts)
+        entry = max(0, *(s + run.backward_entry - start for s, run in zip(starts, self.runs)))  # noqa: B905
+        between = max(
+            s + run.between_blocks_peak - start for s, run in zip(starts, self.runs, strict=True)
+        )
+        least = {name: min(getattr(run, name) for run in self.runs) for name in SUBTRACTED}
+        in_order = sorted(zip(self.pattern, self.runs, strict=True), key=lambda pair: pair[0])
+        runs = [
+            run._replace(
+                boundary=start if k == 0 else 0,
+                backward_entry=entry,
+                recompute_peak=max(run.recompute_peak, run.forward_peak),
+                between_blocks_peak=max(0, between),
+                **least,
+            )
+            for k, (_, run) in enumerate(in_order)
+        ]
+        allocated = max(self.all_gradients_allocated or 0, *self.gradients_allocated)
         return replace(
             self,
-            pattern=tuple(run for run, _ in runs),
-            runs=tuple(
-                replace(
-                    run,
-                    start_bytes=start,
-                    forward_bytes=run.forward_bytes - run.start_bytes + start,
-                    entry_bytes=entry,
-                    born_bytes=born,
-                    spike_bytes=max(run.spike_bytes, run.forward_bytes - run.start_bytes),
-                    gap_bytes=max(run.gap_bytes for run in self.runs),
-                    **least,
-                )
-                for _, run in runs
-            ),
+            pattern=tuple(run for run, _ in in_order),
+            profile=replace(self.profile, runs=tuple(runs)),
+            gradients_allocated=(allocated,) * len(runs),
         )
 
     def timed_as(self, other: StepObservation) -> StepObservation:
         """This one with the times of another, of the same runs."""
         pairs = zip(self.runs, other.runs, strict=True)
-        return replace(self, runs=tuple(replace(a, seconds=b.seconds) for a, b in pairs))
+        runs = tuple(a._replace(nanoseconds=b.nanoseconds) for a, b in pairs)
+        return self.with_runs(runs)
 
-    def profile(self) -> Profile:
-        """This observation as a prediction of its own size, without born gradients."""
-        runs = tuple(run.cost() for run in self.runs)
-        head = self.head_forward_bytes, self.head_backward_bytes
-        return Profile(self.size, runs, *head, self.tail_bytes, self.prelude_bytes or 0)
+    def with_runs(self, runs: Sequence[RunCost]) -> StepObservation:
+        """The same with other costs of its runs."""
+        return replace(self, profile=replace(self.profile, runs=tuple(runs)))
 
     def to_plain(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts alone, for files."""
+        profile = self.profile
         return {
+            "format": FORMAT,
             "layout": [list(tensor) for tensor in self.size.layout],
             "dims": list(self.size.dims),
             "pattern": [list(run) for run in self.pattern],
-            "runs": [list(astuple(run)) for run in self.runs],
-            "head": [self.head_forward_bytes, self.head_backward_bytes],
-            "tail": self.tail_bytes,
-            "prelude": self.prelude_bytes,
-            "gradients_born": self.gradients_born,
-            "all_born": self.all_born_bytes,
+            "runs": [list(run) for run in self.runs],
+            "head": [profile.head_forward, profile.head_backward],
+            "tail": profile.tail,
+            "prelude": profile.prelude,
+            "gradients": list(self.gradients_allocated),
+            "all_gradients": self.all_gradients_allocated,
+            "allocates": self.allocates,
             "retained": self.retained,
+            "provisional": self.provisional,
         }
 
     @classmethod
@@ -164,18 +140,27 @@ class StepObservation:
         if len(pattern) != len(plain["runs"]) or len(set(pattern)) < len(pattern):
             raise ValueError(f"there are {len(plain['runs'])} runs in a pattern of {len(pattern)}")
         if blocks is not None and not all(0 <= block < blocks for block, _ in pattern):
-            raise ValueError(f"of {blocks} blocks these are to run: {pattern}")
+            raise ValueError(f"a model of {blocks} blocks cannot have the runs {pattern}")
+        runs, gradients = _runs_from_plain(plain)
+        head_forward, head_backward = map(int, plain["head"])
+        known, tail = plain.get("all_gradients", plain.get("all_born")), int(plain["tail"])
+        if plain.get("format", 1) == 1 and gradients:  # it was without any gradient of the step
+            tail += max(0, int(known or 0) - gradients[0])
         return cls(
-            size=size,
             pattern=pattern,
-            runs=tuple(_run_from_plain(run) for run in plain["runs"]),
-            head_forward_bytes=int(plain["head"][0]),
-            head_backward_bytes=int(plain["head"][1]),
-            tail_bytes=int(plain["tail"]),
-            prelude_bytes=None if plain["prelude"] is None else int(plain["prelude"]),
-            gradients_born=bool(plain["gradients_born"]),
-            all_born_bytes=None if plain.get("all_born") is None else int(plain["all_born"]),
+            profile=Profile(
+                size,
+                runs,
+                head_forward,
+                head_backward,
+                tail,
+                None if plain["prelude"] is None else int(plain["prelude"]),
+            ),
+            gradients_allocated=gradients,
+            all_gradients_allocated=None if known is None else int(known),
+            allocates=bool(plain.get("allocates", plain.get("gradients_born", True))),
             retained=bool(plain.get("retained", False)),
+            provisional=bool(plain.get("provisional", False)),
         )
 
 
@@ -185,18 +170,52 @@ def in_one_order(one: Pattern, other: Pattern) -> bool:
     return [run for run in one if run in common] == [run for run in other if run in common]
 
 
-def _higher(a: Observation, b: Observation) -> Observation:
-    numbers = zip(Observation.__slots__, astuple(a), astuple(b), strict=True)
-    safe = dict.fromkeys(_LEAST, min)
-    return Observation(**{name: safe.get(name, max)(pair) for name, *pair in numbers})
+def _higher(a: RunCost, b: RunCost) -> RunCost:
+    higher = RunCost._make(map(max, a, b))
+    return higher._replace(**{name: min(getattr(a, name), getattr(b, name)) for name in SUBTRACTED})
 
 
-def _run_from_plain(numbers: list[Any]) -> Observation:
-    if len(numbers) == len(Observation.__slots__) - 1:  # older versions knew no gap
-        numbers = [*numbers, 0]
-    values = dict(zip(Observation.__slots__, numbers, strict=True))
-    seconds, fixed = float(values.pop("seconds")), bool(values.pop("fixed"))
-    sizes = {name: int(value) for name, value in values.items()}
-    if not 0 <= seconds < float("inf") or min(sizes["saved_bytes"], sizes["spike_bytes"]) < 0:
-        raise ValueError(f"no run takes {sizes} and {seconds} seconds")
-    return Observation(**sizes, seconds=seconds, fixed=fixed)
+def _runs_from_plain(plain: Mapping[str, Any]) -> tuple[tuple[RunCost, ...], tuple[int, ...]]:
+    """The runs' costs, and the gradients allocated before each."""
+    if plain.get("format", 1) != FORMAT:
+        return _from_levels(plain["runs"])
+    gradients = tuple(map(int, plain["gradients"]))
+    if len(gradients) != len(plain["runs"]):
+        raise ValueError(f"gradients of {len(gradients)} runs where there are {plain['runs']}")
+    return tuple(_checked(*run) for run in plain["runs"]), gradients
+
+
+def _from_levels(rows: Sequence[Sequence[Any]]) -> tuple[tuple[RunCost, ...], tuple[int, ...]]:
+    """The same from format 1, which had levels above the step's start."""
+    runs, gradients, before = [], [], 0
+    for row in rows:
+        start, forward, entry, born, saved, spike, back, own, idle, seconds, fixed, _, *gap = row
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"a recompute cannot take {seconds} seconds")
+        runs.append(
+            _checked(
+                start - before,
+                forward - start,
+                0 if fixed else entry - start,
+                saved,
+                spike,
+                back,
+                own,
+                idle,
+                (gap[0] if gap else 0) - start,
+                0,
+                round(seconds * 1e9),
+                fixed,
+            )
+        )
+        gradients.append(int(born))
+        before = start
+    return tuple(runs), tuple(gradients)
+
+
+def _checked(*numbers: Any) -> RunCost:
+    *whole, fixed = numbers
+    run = RunCost._make((*map(int, whole), bool(fixed)))
+    if min(run.saved, run.recompute_peak, run.nanoseconds) < 0:
+        raise ValueError(f"no run costs {run}")
+    return run

@@ -1,35 +1,41 @@
 """Learn from observations; tell what any input size costs.
 
-A size that was seen can be told at once, others by the fit of all of them (`fit.py`), once its own
-error says that it can be believed.
+A size that was observed is told as it was. Others follow from the fit of all of them (`fit.py`),
+whose own leave-one-out error says how far it can be trusted.
 
-What was learned may cease to be true (a layer unfrozen, another kernel): an observation that
-contradicts it makes all older ones void. If that happens again and again, or if many observations
-give no fit, then memory depends on more than the size (on proposals, on routing): such a model is
-noisy, and predictions are the upper end of what was seen.
+What was learned may cease to be true (another kernel, a module that was exchanged): an observation
+that contradicts it voids all older ones. If that happens again and again, or if many observations
+give no fit, memory depends on more than the size (on proposals, on routing): such a model is noisy,
+and predictions are the upper end of what was observed.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from mimose.costs import FINEST, InputSize, Pattern, Profile, StepObservation, peak
-from mimose.estimation.fit import REACH, Fit, row_of
-from mimose.estimation.times import Times, with_shared_times
+from mimose.costs import InputSize, Option, Pattern, Profile, RunCost, StepObservation, peak
+from mimose.estimation.fit import Fit
+from mimose.estimation.prediction import Prediction, State
+from mimose.estimation.times import with_shared_times
 
 _CONTRADICTION = 0.04
-"""The difference from what was predicted, as a share of the peak, that makes old observations
-void."""
+"""The difference from what was predicted, as a share of the peak, that voids old observations."""
 _SOON = 8
 """If two contradictions are no more than this many observations apart, the model is noisy."""
 _CONFIRMED = 16
-"""Planned steps that went as usual, to count as one observation in this."""
+"""Planned steps that went as predicted, to count as one observation in this."""
 _ENOUGH = 12
 """Observations after which a fit that is still not fair is taken for noise."""
 _MOST_SIZES = 64
-_MOST_TOLD = 512
+_MOST_PREDICTIONS = 512
+_MOST_SCALING = 4.0
+"""How much more than an observed size another may take to be guessed from it."""
+_GUESSED = 0.03
+"""By how much a guess may be too low, as a share of its peak."""
 
 
 class Estimator:
@@ -44,10 +50,7 @@ class Estimator:
         self._void_at = 0
         self._confirmed = 0
         self._varies = False
-        self._told: dict[InputSize, Profile] = {}
-        """What was predicted from all that is known by now."""
-        self.keeps_time = False
-        """Whether the latest observation has left times about as they were."""
+        self._predictions: dict[InputSize, Prediction | None] = {}
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -59,12 +62,12 @@ class Estimator:
 
     @property
     def ready(self) -> bool:
-        """Whether sizes that were never seen can be predicted."""
+        """Whether sizes that were never seen can be predicted and trusted."""
         return self._fit is not None and (self._fit.fair or self.noisy)
 
     @property
     def observed(self) -> int:
-        """How many observations there were since what was known became void."""
+        """How many observations there were since older ones became void."""
         return self.version - self._void_at
 
     @property
@@ -79,11 +82,14 @@ class Estimator:
         return None if self._fit is None else self._fit.error
 
     def learn(self, observation: StepObservation, *, doubted: bool = False) -> bool:
-        """Take one more observation in; of a size seen before, the newer one counts.
+        """Learn from one more observation; of a size seen before, the newer one counts.
 
-        If what was known of its size was in doubt already, older observations may become void:
-        whether they did.
+        If predictions were in doubt, an observation that contradicts them voids all older ones:
+        whether it did.
         """
+        if observation.provisional and self._seen:
+            return False
+        self._seen = {size: seen for size, seen in self._seen.items() if not seen.provisional}
         observation = with_shared_times(observation)
         void = False
         if doubted and not self.noisy and self._contradicts(observation):
@@ -99,116 +105,103 @@ class Estimator:
         self._seen[observation.size] = observation
         if len(self._seen) > _MOST_SIZES:
             self._drop_one()
-        before = self._fit
-        if before is not None and former is not None and row_of(former) == row_of(observation):
-            self._fit = replace(before, times=Times.of(self.observations))  # no more is new
-        else:
-            self._fit = Fit.of(self.observations)
-        self.keeps_time = (
-            before is not None
-            and self._fit is not None
-            and self._fit.times.much_like(before.times, before.typical_saved)
-        )
-        self._told.clear()
+        self._changed()
         self.version += 1
         return void
 
     def forget(self) -> None:
-        """What was seen is void; whether it is noisy is not."""
-        self._seen, self._fit, self._void_at = {}, None, self.version
-        self._told.clear()
+        """What was seen is void; whether the model is noisy is not."""
+        self._seen, self._void_at = {}, self.version
+        self._changed()
 
-    def expects(self, observation: StepObservation) -> bool:
-        """Whether the fit says just this of a size that it was not made from."""
-        plain = self.ready and not self.noisy
-        return plain and self._fit is not None and self._fit.expects(observation)
-
-    def take_times(self, observation: StepObservation) -> bool:
-        """What was learned of this size gets these times; whether plans may be others now."""
+    def take_times(self, observation: StepObservation) -> None:
+        """The times of an observation that was learned without them."""
         seen = self._seen.get(observation.size)
-        if seen is None:
-            return False
-        self._seen[observation.size] = seen.timed_as(with_shared_times(observation))
-        self._told.clear()
-        if self._fit is None:
-            return True
-        former, self._fit.times = self._fit.times, Times.of(self.observations)
-        return not self._fit.times.much_like(former, self._fit.typical_saved)
+        if seen is not None:
+            self._seen[observation.size] = seen.timed_as(with_shared_times(observation))
+            self._changed()
+
+    def _changed(self) -> None:
+        self._fit = Fit.of(self.observations) if self._seen else None
+        self._predictions.clear()
 
     def confirmed(self) -> None:
-        """A planned step went as usual."""
+        """A planned step went as predicted."""
         self._confirmed += 1
 
-    def predict(self, size: InputSize) -> Profile | None:
-        """The profile at `size`; None where nothing that was seen tells enough.
+    def predict(self, size: InputSize) -> Prediction | None:
+        """What a size costs; None where neither an observation nor the fit tells."""
+        if size not in self._predictions:
+            if len(self._predictions) >= _MOST_PREDICTIONS:
+                self._predictions.clear()
+            self._predictions[size] = self._predict(size)
+        return self._predictions[size]
 
-        A size that was seen can be told at once. Others need a fit that its own leave-one-out error
-        confirms; without one, `bound` may still say enough.
+    def _predict(self, size: InputSize) -> Prediction | None:
+        seen, fit, noisy = self._seen.get(size), self._fit, self.noisy
+        if seen is not None and seen.provisional:
+            return Prediction(seen.profile, State.LEARNING, _GUESSED)
+        if seen is not None and not (noisy and fit is not None):
+            return Prediction(seen.profile)
+        profile = None if fit is None else fit.predict(size, upper_end=noisy)
+        if profile is None or fit is None:
+            return None
+        if noisy:
+            return Prediction(profile, State.SUSPECT)
+        if not fit.fair:
+            return Prediction(profile, State.LEARNING, fit.error)
+        if fit.below(size) or not fit.covers(size):
+            return Prediction(profile, State.LEARNING)
+        return Prediction(profile)
+
+    def bound(self, size: InputSize) -> Prediction | None:
+        """The costs of the next larger size: memory grows with size.
+
+        What is left before and after the blocks may fall: it is no higher than at a smaller size.
         """
-        told = self._told.get(size)
-        if told is not None:
-            return told
-        seen, profile = self._seen.get(size), None
-        if seen is not None and not (self.noisy and self._fit is not None):
-            profile = seen.profile()
-        elif self._fit is not None and self.ready:
-            profile = self._fit.predict(size)
-        if profile is not None:
-            if len(self._told) >= _MOST_TOLD:
-                self._told.clear()
-            self._told[size] = profile
-        return profile
+        larger = [seen for other, seen in self._seen.items() if size <= other]
+        if not larger:
+            return None
+        profile = min(larger, key=_volume).profile
+        smaller = [seen for other, seen in self._seen.items() if other <= size]
+        if smaller:
+            below = max(smaller, key=_volume).profile
+            profile = replace(
+                profile,
+                head_forward=max(profile.head_forward, below.head_forward),
+                head_backward=max(profile.head_backward, below.head_backward),
+                tail=max(profile.tail, below.tail),
+            )
+        return Prediction(profile, State.LEARNING, bound_of=profile.size)
 
-    def extrapolate(self, size: InputSize) -> tuple[Profile, float] | None:
-        """The profile at a size beyond those seen, and how far off its peaks may be, as a share."""
-        return None if self._fit is None or self.noisy else self._fit.extrapolate(size)
+    def guess(self, size: InputSize) -> Prediction | None:
+        """The costs of the nearest size, scaled by the most that this one may take more."""
+        if not self._seen:
+            return None
+        nearest = min(self._seen.values(), key=lambda o: (_growth(o.size, size), _volume(o)))
+        factor = _growth(nearest.size, size)
+        if factor > _MOST_SCALING:
+            return None
+        profile = _scaled(nearest.profile, lambda number: math.ceil(number * factor))
+        return Prediction(profile, State.UNKNOWN, _GUESSED)
+
+    def extrapolate(self, size: InputSize) -> Prediction | None:
+        """What a size beyond those seen would cost, for questions rather than for plans."""
+        told = None if self._fit is None or self.noisy else self._fit.extrapolate(size)
+        return None if told is None else Prediction(told[0], State.LEARNING, told[1])
 
     def covers(self, size: InputSize) -> bool:
         """Whether a size lies between those seen."""
         return size in self._seen or (self._fit is not None and self._fit.covers(size))
 
-    def below(self, size: InputSize) -> bool:
-        """Whether a size is smaller than all seen in one of several dimensions."""
-        return size not in self._seen and self._fit is not None and self._fit.below(size)
-
-    def far_beyond(self, size: InputSize) -> bool:
-        """Whether a size is so much larger than all seen that its prediction has to be generous."""
-        return size not in self._seen and self._fit is not None and self._fit.beyond(size) > REACH
-
-    def bound(self, size: InputSize) -> Profile | None:
-        """A profile that is no lower than that of `size`: memory grows with size.
-
-        What is left before and after the blocks may fall: it is no higher than at a smaller one.
-        """
-        larger = [seen for other, seen in self._seen.items() if size <= other]
-        if not larger:
-            return None
-        bound = min(larger, key=_volume).profile()
-        smaller = [seen for other, seen in self._seen.items() if other <= size]
-        if not smaller:
-            return bound
-        below = max(smaller, key=_volume).profile()
-        return replace(
-            bound,
-            head_forward=max(bound.head_forward, below.head_forward),
-            head_backward=max(bound.head_backward, below.head_backward),
-            tail=max(bound.tail, below.tail),
-        )
-
-    def sharing(self, size: InputSize) -> InputSize:
-        """The size whose plan `size` may share: itself, or one that is hardly larger."""
-        if max(size.dims, default=0) < FINEST or self._fit is None or not self.ready:
-            return size
-        return size.rounded_up(self._fit.shape.varying)
-
     def _contradicts(self, observation: StepObservation) -> bool:
-        """Whether a step was so far from what it should have been that nothing older counts."""
+        """Whether a step was so far from its prediction that nothing older counts."""
         size = observation.size
         known = size in self._seen or (self._fit is not None and self._fit.inside(size))
         expected = self.predict(size) if known else None
         if expected is None:
             return False
-        pairs = zip(_peaks(expected), _peaks(observation.profile()), strict=True)
+        pairs = zip(_peaks(expected.profile), _peaks(observation.profile), strict=True)
         return any(abs(real - thought) > _CONTRADICTION * real for thought, real in pairs)
 
     def _drop_one(self) -> None:
@@ -225,9 +218,36 @@ class Estimator:
 
 def _volume(seen: StepObservation) -> int:
     """What all its runs save."""
-    return sum(run.saved_bytes for run in seen.runs)
+    return sum(run.saved for run in seen.runs)
 
 
-def _peaks(profile: Profile) -> tuple[float, float]:
-    runs = len(profile.runs)
-    return max(1, peak(profile, [False] * runs)), max(1, peak(profile, [True] * runs))
+def _peaks(profile: Profile) -> tuple[int, int]:
+    """All kept and all recomputed."""
+    kept, recomputed = ([option] * len(profile.runs) for option in Option)
+    return max(1, peak(profile, kept)), max(1, peak(profile, recomputed))
+
+
+def _scaled(profile: Profile, scale: Callable[[int], int]) -> Profile:
+    runs = (
+        RunCost._make((*map(scale, run[:-2]), run.nanoseconds, run.fixed)) for run in profile.runs
+    )
+    return replace(
+        profile,
+        runs=tuple(runs),
+        head_forward=scale(profile.head_forward),
+        head_backward=scale(profile.head_backward),
+        tail=scale(profile.tail),
+    )
+
+
+def _growth(seen: InputSize, size: InputSize) -> float:
+    """By how much a size may take more memory than one that was seen, at most.
+
+    The square of what the elements of a tensor grow by, of the one that grows the most.
+    """
+    shares = [max(1.0, b / a) if a else math.inf for a, b in zip(seen.dims, size.dims, strict=True)]
+    factor, at = 1.0, 0
+    for _, rank in size.layout:
+        factor = max(factor, math.prod(share**2 for share in shares[at : at + rank]))
+        at += rank
+    return factor

@@ -15,22 +15,19 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
-from mimose.costs import TAKEN_OFF, InputSize, Profile, RunCost, StepObservation
+from mimose.costs import SUBTRACTED, InputSize, Option, Profile, RunCost, StepObservation, peak
 from mimose.estimation.dimensions import Shape
 from mimose.estimation.times import Floats, Times
 
-_QUANTITIES = (
-    *("start", "forward", "entry", "saved", "spike", "back", "out_saved", "in_idle", "gap"),
-    "input",
-)
-_quantities = attrgetter(*_QUANTITIES)
+_QUANTITIES = RunCost._fields[: RunCost._fields.index("nanoseconds")]
+_WIDTH = len(_QUANTITIES)
 _SAVED = _QUANTITIES.index("saved")
-_TAKEN_OFF = [name in TAKEN_OFF for name in _QUANTITIES]
+_SUBTRACTED = [name in SUBTRACTED for name in _QUANTITIES]
+_SIGNED = [name in ("boundary", "backward_entry", "between_blocks_peak") for name in _QUANTITIES]
 _OF_STEP = 4
 """How many quantities are of the step, not of a run: the head's two, the tail, the prelude."""
 _FAIR_ERROR = 0.02
@@ -39,7 +36,7 @@ _TO_DOUBT = 4
 """Observations it takes to doubt that the first dimension is the batch."""
 _EXACT_ERROR = 0.001
 """The error, as a share of the peak, up to which a quantity counts as an exact polynomial."""
-REACH = 0.02
+_REACH = 0.02
 """How far beyond the largest size seen predictions go, as a share of it."""
 _EXACT_REACH = 0.1
 """The same for a fit without a visible error."""
@@ -68,20 +65,26 @@ class Fit:
     fixed: tuple[bool, ...]
     _low: list[int] = field(init=False)
     _high: list[int] = field(init=False)
-    _kinks: bool = field(init=False)
+    _grows: npt.NDArray[np.bool_] = field(init=False)
+    """Which quantities were never less at a larger size."""
     _capped: npt.NDArray[np.bool_] = field(init=False)
     """Which quantities are never more than at a larger size."""
-    _taken_off: npt.NDArray[np.bool_] = field(init=False)
+    _subtracted: npt.NDArray[np.bool_] = field(init=False)
+    _floor: Floats = field(init=False)
+    """The least that each quantity can be."""
     _ladder: _Ladder | None = field(init=False)
 
     def __post_init__(self) -> None:
         columns = list(zip(*self.points, strict=True))
         self._low, self._high = [min(c) for c in columns], [max(c) for c in columns]
-        self._kinks = bool(self.kinked.any())
-        self._capped = ~self.kinked & self._rising()
-        self._taken_off = np.array([*_TAKEN_OFF * len(self.fixed), *[False] * _OF_STEP])
+        self._grows = self._rising()
+        self._capped = ~self.kinked & self._grows
+        runs, of_step = len(self.fixed), [False] * _OF_STEP
+        self._subtracted = np.array([*_SUBTRACTED * runs, *of_step])
+        self._floor = np.where([*_SIGNED * runs, *of_step], -np.inf, 0.0)
         one = len(columns) == 1
-        self._ladder = _Ladder.of(columns[0], self.values, self._capped) if one else None
+        bounds = self._grows | ~np.array([*_SIGNED * runs, *of_step]), self._capped
+        self._ladder = _Ladder.of(columns[0], self.values, *bounds) if one else None
 
     @property
     def fair(self) -> bool:
@@ -109,14 +112,14 @@ class Fit:
         features = np.array([shape.features(point) for point in points])
         if len(observations) <= features.shape[1]:
             return None
-        values = np.array([row_of(o) for o in observations], float)
+        values = np.array([_row_of(o.profile) for o in observations], float)
         coefficients, _, rank, _ = np.linalg.lstsq(features, values, rcond=None)
         if rank < features.shape[1]:
             return None
         left_out = _leave_one_out(features, values, coefficients)
         fixed = tuple(run.fixed for run in observations[-1].runs)
-        peaks = _all_peaks(fixed, values)
-        wrong = np.abs(_all_peaks(fixed, left_out) - peaks) / peaks
+        peaks = _peaks(fixed, values)
+        wrong = np.abs(_peaks(fixed, left_out) - peaks) / peaks
         # The smallest and the largest do not count: a fit of the others would have to reach beyond
         # its range for them, as predictions never do.
         volume = values.sum(1)
@@ -132,30 +135,32 @@ class Fit:
             fixed=fixed,
         )
 
-    def predict(self, size: InputSize) -> Profile | None:
+    def predict(self, size: InputSize, *, upper_end: bool = False) -> Profile | None:
+        """The profile at a size between those seen, or a little beyond; None further out.
+
+        `upper_end` gives the most that observations give reason to expect, where they scatter.
+        """
         point = self.shape.covering_point(size)
         beyond = self.beyond(size)
-        reach = REACH if self.error > _EXACT_ERROR else _EXACT_REACH
+        reach = _REACH if self.error > _EXACT_ERROR else _EXACT_REACH
         if point is None or beyond > reach:
             return None
         row: Floats = np.dot(self.shape.features(point), self.coefficients)
-        if not self.fair:
+        if upper_end:
             row = self._upper_end(row)
         else:
-            row = self._within_neighbours(point, row)
-            if self._kinks:
-                row = self._mind_kinks(point, row)
+            row = self._mind_kinks(point, self._within_neighbours(point, row))
         if beyond > 0:
             row = row * (1 + beyond * 0.5)
             if len(point) == 1:  # a fit of sizes that lie close together may shoot up
                 row = np.minimum(row, self.values.max(0) * (1 + beyond) ** _STEEPEST)
-        return self._profile(size, np.maximum(row, 0))
+        return self._profile(size, row)
 
     def extrapolate(self, size: InputSize) -> tuple[Profile, float] | None:
         """The profile at a size beyond those seen, and how far off its peaks may be, as a share.
 
         For questions, not for plans: memory is taken to go on growing as it did between the sizes
-        seen. None where nobody can say, and where the answer would be a guess.
+        seen. None where the answer would be a guess.
         """
         point = self.shape.covering_point(size)
         if point is None or not self.fair:
@@ -165,50 +170,35 @@ class Fit:
         uncertainty = max(self._uncertainty(features, row), _PER_SIZE * self.beyond(size))
         if uncertainty > _MOST_UNCERTAIN:
             return None
-        return self._profile(size, np.maximum(row, 0)), uncertainty
+        return self._profile(size, row), uncertainty
 
     def _uncertainty(self, features: Floats, row: Floats) -> float:
         """Three standard errors of the peaks, all kept and all recomputed, as a share of them."""
         seen = np.array([self.shape.features(point) for point in self.points])
-        peaks = _all_peaks(self.fixed, self.values)
+        peaks = _peaks(self.fixed, self.values)
         inverse = np.linalg.pinv(seen)
         residual = peaks - seen @ (inverse @ peaks)
         spread = np.sqrt((residual**2).sum(0) / max(1, len(seen) - seen.shape[1]))
         leverage = 1 + ((features @ inverse) ** 2).sum()
-        return float((3 * spread * np.sqrt(leverage) / _all_peaks(self.fixed, row[None])[0]).max())
+        return float((3 * spread * np.sqrt(leverage) / _peaks(self.fixed, row[None])[0]).max())
 
     def covers(self, size: InputSize) -> bool:
         return self.beyond(size) == 0
 
     def below(self, size: InputSize) -> bool:
-        """Whether a size is smaller than all seen in one of several dimensions: a quantity may have
-        a kink on the way there that nobody has seen."""
+        """Whether a size is smaller than all seen in some dimension: a quantity may have a kink on
+        the way there that no observation has shown."""
         point = self.shape.covering_point(size)
-        return len(self._low) > 1 and point is not None and not _at_most(self._low, point)
+        return point is not None and not _at_most(self._low, point)
 
     def beyond(self, size: InputSize) -> float:
-        """How far a size lies beyond the largest seen, as a share of it; inf if nobody can say."""
+        """How far a size lies beyond the largest seen, as a share of it; inf if it has a dimension
+        that never varied."""
         point = self.shape.covering_point(size)
         if point is None:
             return math.inf
         shares = ((x - high) / max(high, 1) for x, high in zip(point, self._high, strict=True))
         return max(0.0, *shares) if self._high else 0.0
-
-    def expects(self, observation: StepObservation) -> bool:
-        """Whether an observation lies on the curve that older ones gave."""
-        if self.error > _EXACT_ERROR or not self.shape.describes(observation.size):
-            return False
-        point = self.shape.point(observation.size)
-        thought: Floats = np.dot(self.shape.features(point), self.coefficients)
-        most = _EXACT_ERROR / 4 * max(observation.head_forward_bytes, 1)
-        return bool(np.abs(thought - row_of(observation)).max() <= most)
-
-    @property
-    def typical_saved(self) -> Floats:
-        """What each run saves at a middling size."""
-        table = self.values[:, :-_OF_STEP].reshape(len(self.values), -1, len(_QUANTITIES))
-        saved: Floats = table[:, :, _SAVED].mean(0)
-        return saved
 
     def inside(self, size: InputSize) -> bool:
         """Whether a size is of just this shape and between the smallest and the largest seen."""
@@ -218,18 +208,19 @@ class Fit:
         return _at_most(self._low, point) and _at_most(point, self._high)
 
     def _within_neighbours(self, point: Sequence[float], row: Floats) -> Floats:
-        """No more than at any larger size seen, no less than at any smaller one: memory grows, as a
-        rule.
-
-        Where sizes seen lie close together, a fit may bend far away from them.
-        """
+        """No more than at any larger size seen, no less than at any smaller one: memory grows with
+        size, and where sizes seen lie close together, a fit may bend far away from them."""
         if self._ladder is not None:
             return self._ladder.within(point[0], row)
         larger = [i for i, other in enumerate(self.points) if _at_most(point, other)]
         smaller = [i for i, other in enumerate(self.points) if _at_most(other, point)]
         if larger:
             row = np.where(self._capped, np.minimum(row, self.values[larger].min(0)), row)
-        return np.maximum(row, self.values[smaller].max(0)) if smaller else row
+        if not smaller:
+            return row
+        signed = np.isinf(self._floor)
+        least = np.where(self._grows | ~signed, self.values[smaller].max(0), -np.inf)
+        return np.maximum(row, least)
 
     def _rising(self) -> npt.NDArray[np.bool_]:
         """Which quantities were never more at a smaller size.
@@ -244,6 +235,8 @@ class Fit:
 
     def _mind_kinks(self, point: Sequence[float], row: Floats) -> Floats:
         """What a kinked quantity is at most, as far as observations tell."""
+        if not self.kinked.any():
+            return row
         ladder = self._ladder
         if ladder is not None and point[0] <= ladder.at[0]:
             least = most = ladder.values[0]
@@ -252,34 +245,23 @@ class Fit:
             most = np.maximum(row, chord)
         else:
             return np.where(self.kinked, self._upper_end(row), row)
-        safe = np.where(self._taken_off, np.minimum(row, least), most)
+        safe = np.where(self._subtracted, np.minimum(row, least), most)
         return np.where(self.kinked, safe, row)
-
-    def _fitted(self) -> Floats:
-        """What the fit says of the sizes that it was made from."""
-        features = np.array([self.shape.features(point) for point in self.points])
-        fitted: Floats = features @ self.coefficients
-        return fitted
 
     def _upper_end(self, row: Floats) -> Floats:
         """The most that observations give reason to expect, where they scatter about the fit; of
-        what is taken off, the least."""
-        fitted = self._fitted()
+        what is subtracted, the least."""
+        features = np.array([self.shape.features(point) for point in self.points])
+        fitted: Floats = features @ self.coefficients
         above, below = np.maximum(self.values - fitted, 0), np.maximum(fitted - self.values, 0)
         share = (above / np.maximum(fitted, 1)).max(0)
         upper = row + np.minimum(np.abs(row) * share, above.max(0))
-        safe: Floats = np.where(self._taken_off, row - below.max(0), upper)
+        safe: Floats = np.where(self._subtracted, row - below.max(0), upper)
         return safe
 
     def _profile(self, size: InputSize, row: Floats) -> Profile:
-        numbers: list[int] = row.round().astype(np.int64).tolist()
-        of_step, width = numbers[-_OF_STEP:], len(_QUANTITIES)
-        runs = []
-        for k, (fixed, base, slope) in enumerate(zip(self.fixed, *self.times.lines, strict=True)):
-            *costs, given = numbers[k * width : (k + 1) * width]
-            seconds = base + slope * costs[_SAVED]
-            runs.append(RunCost._make((*costs, round(seconds * 1e9), fixed, given)))
-        return Profile(size, tuple(runs), *of_step)
+        numbers: list[int] = np.maximum(row, self._floor).round().astype(np.int64).tolist()
+        return _profile_of(size, numbers, self.fixed, self.times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,15 +273,23 @@ class _Ladder:
     floor: Floats
     """The most that was seen up to each size."""
     ceiling: Floats
-    """The least that was seen from each size on; nothing, of quantities that have no cap."""
+    """The least that was seen from each size on; infinite for quantities that have no cap."""
 
     @classmethod
-    def of(cls, at: Sequence[int], values: Floats, capped: npt.NDArray[np.bool_]) -> _Ladder:
+    def of(
+        cls,
+        at: Sequence[int],
+        values: Floats,
+        floored: npt.NDArray[np.bool_],
+        capped: npt.NDArray[np.bool_],
+    ) -> _Ladder:
         order = sorted(range(len(at)), key=at.__getitem__)
         values = values[order]
         ceiling = np.minimum.accumulate(values[::-1], axis=0)[::-1].copy()
         ceiling[:, ~capped] = np.inf
-        return cls([at[i] for i in order], values, np.maximum.accumulate(values, axis=0), ceiling)
+        floor = np.maximum.accumulate(values, axis=0)
+        floor[:, ~floored] = -np.inf
+        return cls([at[i] for i in order], values, floor, ceiling)
 
     def within(self, x: float, row: Floats) -> Floats:
         """The row, no lower than at any smaller size, no higher than at any larger one."""
@@ -323,10 +313,22 @@ def _at_most(a: Sequence[float], b: Sequence[float]) -> bool:
     return all(x <= y for x, y in zip(a, b, strict=True))
 
 
-def row_of(o: StepObservation) -> list[int]:
-    row = [number for run in o.runs for number in _quantities(run.cost())]
-    head = o.head_forward_bytes, o.head_backward_bytes
-    return [*row, *head, o.tail_bytes, o.prelude_bytes or 0]
+def _row_of(profile: Profile) -> list[int]:
+    """All that is fitted of a profile, in a row."""
+    row = [number for run in profile.runs for number in run[:_WIDTH]]
+    return [*row, profile.head_forward, profile.head_backward, profile.tail, profile.prelude or 0]
+
+
+def _profile_of(
+    size: InputSize, numbers: Sequence[int], fixed: Sequence[bool], times: Times | None = None
+) -> Profile:
+    """The profile that has these numbers in its row."""
+    runs = []
+    for k, stays in enumerate(fixed):
+        costs = numbers[k * _WIDTH : (k + 1) * _WIDTH]
+        nanoseconds = 0 if times is None else times.nanoseconds(k, costs[_SAVED])
+        runs.append(RunCost._make((*costs, nanoseconds, stays)))
+    return Profile(size, tuple(runs), *numbers[-_OF_STEP:])
 
 
 def _leave_one_out(features: Floats, values: Floats, coefficients: Floats) -> Floats:
@@ -337,27 +339,11 @@ def _leave_one_out(features: Floats, values: Floats, coefficients: Floats) -> Fl
     return values - residual
 
 
-def _all_peaks(fixed: Sequence[bool], rows: Floats) -> Floats:
-    """The peaks, all kept and all recomputed, of each observation if its values were these.
+_ANY_SIZE = InputSize((), ())
 
-    As `timeline.peak` has them, for all observations at once.
-    """
-    rows = np.maximum(rows, 0).round()
-    head = rows[:, -_OF_STEP:-2].max(1)
-    tail = rows[:, -2]
-    kept, highest, strictest = np.zeros(len(rows)), np.ones(len(rows)), np.ones(len(rows))
-    for k, stays in enumerate(fixed):
-        at = k * len(_QUANTITIES)
-        start, forward, entry, saved, spike, back, out, idle, gap = rows[:, at : at + 9].T
-        again = np.maximum(forward, gap)
-        if not stays:
-            again = np.maximum(again, entry + np.maximum(spike, saved + back))
-        strictest = np.maximum(strictest, again)
-        if stays:
-            highest = np.maximum(highest, kept + again)
-            continue
-        need = np.maximum(start + spike, entry - idle + saved + back)
-        highest = np.maximum(highest, kept + np.maximum(need, gap))
-        kept = kept + np.maximum(0, saved - out - idle)
-    all_kept = np.maximum(np.maximum(highest, kept + head), tail)
-    return np.stack([all_kept, np.maximum(np.maximum(strictest, head), tail)], axis=1)
+
+def _peaks(fixed: Sequence[bool], rows: Floats) -> Floats:
+    """The peaks of each row, all kept and all recomputed."""
+    ends = ([Option.KEEP] * len(fixed), [Option.RECOMPUTE] * len(fixed))
+    profiles = (_profile_of(_ANY_SIZE, row, fixed) for row in rows.round().astype(int).tolist())
+    return np.array([[max(1, peak(profile, end)) for end in ends] for profile in profiles], float)

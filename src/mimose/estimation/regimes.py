@@ -37,7 +37,7 @@ class CostModels:
         return [
             {"regime": regime.to_plain(), "knowledge": cost_model.to_plain()}
             for regime, cost_model in self._known.items()
-            if cost_model.version
+            if cost_model.observed
         ]
 
     def take_in(self, plain: list[Mapping[str, Any]], blocks: int) -> None:
@@ -50,7 +50,7 @@ class CostModels:
 
     def difference_from_others(self) -> str | None:
         """How the present regime differs from the last other one of which something is known."""
-        others = [r for r, known in self._known.items() if known.version and r != self.present]
+        others = [r for r, known in self._known.items() if known.observed and r != self.present]
         if self.present is None or not others:
             return None
         return _difference(others[-1], self.present)

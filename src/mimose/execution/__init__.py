@@ -1,75 +1,86 @@
-"""How one call of a block runs: plainly, or recomputed in the backward with all as it was.
+"""How one call of a block runs: as usual, or recomputed in the backward.
 
-The only code that touches autograd's hooks. Restores random numbers, autocast, buffers and what
-else a forward found or left behind. Knows neither models nor plans.
+The only code that touches autograd's hooks. A recompute runs with the RNG, autocast state, buffers
+and attributes of its forward. Knows neither models nor plans.
 """
 
-from mimose.execution.arguments import Given, are_plain
-from mimose.execution.autograd import Listener, at_end_of_backward, nodes_of, watch_backward
+from mimose.execution.arguments import ArgumentCopies, are_plain
+from mimose.execution.autograd import (
+    ForwardEnd,
+    Listener,
+    at_end_of_backward,
+    nodes_of,
+    watch_backward,
+)
 from mimose.execution.buffers import (
-    Place,
-    Snapshot,
-    all_places_in,
+    BufferSlot,
+    BufferSnapshot,
+    all_buffer_slots,
+    buffers_a_call_may_change,
+    buffers_in,
     is_norm,
-    likely_places,
     may_change,
-    norm_places,
-    places_in,
+    norm_buffers,
 )
 from mimose.execution.caches import CacheUse, may_take_cache, output_tensors
-from mimose.execution.collectives import Spoken, several
-from mimose.execution.context import ExecutionContext, is_foreign
+from mimose.execution.collectives import CollectivesIssued, is_distributed
+from mimose.execution.context import ExecutionContext, on_unsupported_device
 from mimose.execution.dry_run import DryRun
-from mimose.execution.later_changes import Begun, Build, Later, Moment
+from mimose.execution.later_changes import (
+    ChangeDetector,
+    ModuleStructure,
+    NewChanges,
+    StateBeforeForward,
+)
 from mimose.execution.oom_fallback import Guard
 from mimose.execution.recompute import Found, Frame, foreign_hooks, hide_from_compiler
-from mimose.execution.saved_arguments import own_containers
+from mimose.execution.saved_arguments import copy_containers
 from mimose.execution.side_effects import (
-    Exchanged,
-    FirstLook,
-    Imprint,
+    AttributeSnapshot,
+    FirstRunObserver,
     SideEffects,
-    parameter_places,
-    without_a_trace,
+    run_restoring_attributes,
 )
+from mimose.execution.swapped_parameters import SwappedParameters, parameter_slots
 
 __all__ = [
-    "Begun",
-    "Build",
+    "ArgumentCopies",
+    "AttributeSnapshot",
+    "BufferSlot",
+    "BufferSnapshot",
     "CacheUse",
+    "ChangeDetector",
+    "CollectivesIssued",
     "DryRun",
-    "Exchanged",
     "ExecutionContext",
-    "FirstLook",
+    "FirstRunObserver",
+    "ForwardEnd",
     "Found",
     "Frame",
-    "Given",
     "Guard",
-    "Imprint",
-    "Later",
     "Listener",
-    "Moment",
-    "Place",
+    "ModuleStructure",
+    "NewChanges",
     "SideEffects",
-    "Snapshot",
-    "Spoken",
-    "all_places_in",
+    "StateBeforeForward",
+    "SwappedParameters",
+    "all_buffer_slots",
     "are_plain",
     "at_end_of_backward",
+    "buffers_a_call_may_change",
+    "buffers_in",
+    "copy_containers",
     "foreign_hooks",
     "hide_from_compiler",
-    "is_foreign",
+    "is_distributed",
     "is_norm",
-    "likely_places",
     "may_change",
     "may_take_cache",
     "nodes_of",
-    "norm_places",
+    "norm_buffers",
+    "on_unsupported_device",
     "output_tensors",
-    "own_containers",
-    "parameter_places",
-    "places_in",
-    "several",
+    "parameter_slots",
+    "run_restoring_attributes",
     "watch_backward",
-    "without_a_trace",
 ]

@@ -1,9 +1,9 @@
 """Objects among a block's arguments: a graph's data, a deque of skips, a collector of losses.
 
-A block may change what it is given, and so may whoever calls the next block. A recompute must find
-what its forward found and leave no second change behind. So it works on copies of such objects,
-taken before the forward, which share their tensors; and a block that changes the originals in its
-forward, or that is given something which cannot be copied, is kept.
+A block may change such an object, and so may later code. A recompute must find what its forward
+found, and must not change the object a second time. So it runs on copies taken before the forward.
+The copies share their tensors with the originals. A block is kept if it changes the originals in
+its forward, or if an argument cannot be copied.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import enum
 import functools
 import io
 import logging
+import operator
 import types
 import weakref
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -26,25 +26,27 @@ import numpy as np
 import torch
 from torch import nn
 
-from mimose.execution.buffers import is_norm
-from mimose.execution.caches import copy_of_cache, is_cache
-from mimose.execution.generators import GENERATORS, same_state, state_of
+from mimose.execution.caches import copy_cache, is_cache
+from mimose.execution.closures import values_held_by
+from mimose.execution.generators import GENERATORS
+from mimose.execution.object_contents import (
+    COPIED_BYTES,
+    VALUE_TYPES,
+    contents_of,
+    same_content,
+    slots_of,
+)
+from mimose.tensors import version_of
 
 _MOST_OBJECTS = 1000
-"""A block whose arguments lead to more objects is kept: looking at them would take too long."""
+"""A block whose arguments refer to more objects is kept: copying them would take too long."""
 _MOST_DEPTH = 40
-_COPIED_BYTES = 1 << 20
-"""Larger arrays are not copied: a checksum tells whether they change."""
-_VALUES = frozenset(
-    {int, bool, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
-)
-_PLAIN = _VALUES | {torch.Tensor, nn.Parameter}
-_UNCHANGING = (
+_PLAIN = VALUE_TYPES | {torch.Tensor, nn.Parameter}
+_IMMUTABLE = (
     *(type, range, slice, frozenset, enum.Enum, np.generic, logging.Logger, weakref.ref),
     *(types.ModuleType, types.CodeType, types.MappingProxyType),
     *(torch.layout, torch.memory_format),
 )
-
 _CALLABLES = (
     types.FunctionType,
     types.MethodType,
@@ -54,8 +56,10 @@ _CALLABLES = (
 
 
 def are_plain(args: Any, kwargs: Any) -> bool:
-    """Whether arguments are tensors and plain values alone, in tuples, lists and dicts; or caches,
-    of which a recompute has its own copies anyway."""
+    """Whether arguments are only tensors and plain values, in tuples, lists and dicts, or caches.
+
+    `SavedArguments` copies the containers and caches for each recompute.
+    """
     return _all_plain(args) and (not kwargs or _all_plain(kwargs.values()))
 
 
@@ -76,54 +80,56 @@ def _all_plain(values: Iterable[Any]) -> bool:
 
 
 class _CannotCopy(Exception):
-    """An argument leads to something that cannot be copied."""
+    """An argument refers to something that cannot be copied."""
 
 
-class Given:
-    """A call's arguments as it was given them, in copies of their own."""
+class ArgumentCopies:
+    """Copies of a call's arguments, taken before its forward."""
 
-    __slots__ = ("__weakref__", "_looks", "_originals", "_tensors", "args", "kwargs", "problem")
+    __slots__ = ("__weakref__", "_contents", "_copies", "_tensors", "args", "kwargs", "problem")
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         self.args, self.kwargs = args, kwargs
         self.problem: str | None = None
-        """Why these arguments cannot be copied; None if they could be."""
-        self._looks: list[tuple[Any, list[Any]]] = []
-        self._originals: dict[int, Any] = {}
+        """Why these arguments cannot be copied; None if they were."""
+        self._contents: list[tuple[Any, list[Any]]] = []
+        """Each original with its contents before the forward."""
+        self._copies: dict[int, Any] = {}
+        """The copy of each original, by the id of the original."""
         self._tensors: list[tuple[torch.Tensor, int]] = []
         try:
-            self.args = tuple([self._argument(value) for value in args])
-            self.kwargs = {name: self._argument(value) for name, value in kwargs.items()}
+            self.args = tuple([self._copy_argument(value) for value in args])
+            self.kwargs = {name: self._copy_argument(value) for name, value in kwargs.items()}
         except _CannotCopy as problem:
             self.problem = str(problem)
-        except Exception as error:  # a class with a way of its own of being copied
+        except Exception as error:  # raised by a class's own copying
             self.problem = f"its arguments cannot be copied ({type(error).__name__}: {error})"
         if self.problem is not None:
-            self._looks, self._originals, self._tensors = [], {}, []
+            self._contents, self._copies, self._tensors = [], {}, []
 
     @classmethod
-    def of(cls, args: Any, kwargs: Any) -> Given | None:
-        """None if they are tensors and plain values alone."""
+    def of(cls, args: Any, kwargs: Any) -> ArgumentCopies | None:
+        """Copies of arguments; None if they are plain."""
         return None if are_plain(args, kwargs) else cls(args, kwargs)
 
     def changed(self) -> str | None:
-        """What the forward, which is over, has changed; the originals are let go of."""
-        looks, self._looks, self._originals = self._looks, [], {}
-        for original, before in looks:
-            now = _contents(original)
-            if len(now) != len(before) or not all(map(_unchanged, now, before)):
-                return _title(original)
+        """What the forward has changed, in words; None if nothing. Releases the originals."""
+        contents, self._contents, self._copies = self._contents, [], {}
+        for original, before in contents:
+            now = contents_of(original)
+            if len(now) != len(before) or not all(map(same_content, now, before)):
+                return _describe(original)
         return "a tensor in one" if self.tensors_changed else None
 
     @property
     def tensors_changed(self) -> bool:
-        """Whether a tensor in these objects has been changed in place since."""
-        return any(_version(tensor) != version for tensor, version in self._tensors)
+        """Whether a tensor in these objects was changed in place since."""
+        return any(version_of(tensor) != version for tensor, version in self._tensors)
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` if the tensors in these objects are still what they were."""
+        """Call `function`, or raise if a tensor in these objects was changed in place."""
         for tensor, version in self._tensors:
-            if _version(tensor) != version:
+            if version_of(tensor) != version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an "
                     f"inplace operation: a tensor {list(tensor.shape)} in an argument of a "
@@ -131,219 +137,135 @@ class Given:
                 )
         return function(*args)
 
-    def _argument(self, value: Any) -> Any:
-        """A copy of an argument. What is put into plain containers, records and caches is of no
-        account: each recompute has its own copies of these."""
+    def _copy_argument(self, value: Any) -> Any:
+        """Copy an argument.
+
+        A block may change containers, dataclasses and caches that are arguments themselves,
+        because every recompute gets its own copies of these. So their contents are not recorded.
+        """
         kind = type(value)
         if is_cache(kind):
-            return copy_of_cache(value)
+            return copy_cache(value)
         if kind is tuple or kind is list:
-            return kind([self._argument(item) for item in value])
+            return kind([self._copy_argument(item) for item in value])
         if kind is dict:
-            return {key: self._argument(item) for key, item in value.items()}
+            return {key: self._copy_argument(item) for key, item in value.items()}
         if isinstance(value, MutableMapping):
-            return self._mapping(value)
+            return self._copy_items(copy.copy(value), value.items(), depth=0)
         if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
-            return self._twin(value, depth=1)
-        return self._copied(value)
+            return self._copy_object(value, depth=1)
+        return self._copy(value)
 
-    def _mapping(self, value: MutableMapping[Any, Any]) -> Any:
-        made = copy.copy(value)
-        for key, item in value.items():
-            own = self._copied(item)
-            if own is not item:
-                made[key] = own
-        return made
-
-    def _copied(self, value: Any, depth: int = 0) -> Any:
-        """A copy of whatever can change; tensors and what cannot change are themselves."""
-        if type(value) is weakref.ref and id(value()) in self._originals:
-            return weakref.ref(self._originals[id(value())])
-        if type(value) in _VALUES or isinstance(value, _UNCHANGING):
+    def _copy(self, value: Any, depth: int = 0) -> Any:
+        """A copy of anything that can change. Tensors and immutable values are not copied."""
+        if type(value) is weakref.ref and id(value()) in self._copies:
+            return weakref.ref(self._copies[id(value())])
+        if type(value) in VALUE_TYPES or isinstance(value, _IMMUTABLE):
             return value
         if isinstance(value, torch.Tensor):
-            self._tensors.append((value, _version(value)))
+            self._tensors.append((value, version_of(value)))
             return value
-        if depth and isinstance(value, nn.Module):  # somebody's model: not the block's to change
+        if depth and isinstance(value, nn.Module):  # a block is not expected to change it
             return value
-        if id(value) in self._originals:
-            return self._originals[id(value)]
-        if depth > _MOST_DEPTH or len(self._originals) >= _MOST_OBJECTS:
-            raise _CannotCopy(f"its arguments lead to more than {_MOST_OBJECTS} objects")
+        if id(value) in self._copies:
+            return self._copies[id(value)]
+        if depth > _MOST_DEPTH or len(self._copies) >= _MOST_OBJECTS:
+            raise _CannotCopy(f"its arguments refer to more than {_MOST_OBJECTS} objects")
         if isinstance(value, tuple):
-            return self._tuple(value, depth + 1)
-        self._looks.append((value, _contents(value)))
-        return self._changeable(value, depth + 1)
+            return self._copy_tuple(value, depth + 1)
+        self._contents.append((value, contents_of(value)))
+        return self._copy_mutable(value, depth + 1)
 
-    def _tuple(self, value: tuple[Any, ...], depth: int) -> Any:
-        items = [self._copied(item, depth) for item in value]
-        if all(map(_same, items, value)):
+    def _copy_tuple(self, value: tuple[Any, ...], depth: int) -> Any:
+        items = [self._copy(item, depth) for item in value]
+        if all(map(operator.is_, items, value)):
             return value
         return tuple.__new__(type(value), items)
 
-    def _changeable(self, value: Any, depth: int) -> Any:
+    def _copy_mutable(self, value: Any, depth: int) -> Any:
         if isinstance(value, (list, dict, set, deque)):
-            return self._container(value, depth)
+            return self._copy_container(value, depth)
         if isinstance(value, np.ndarray):
-            return self._remember(value, value.copy() if value.nbytes <= _COPIED_BYTES else value)
+            return self._remember(value, value.copy() if value.nbytes <= COPIED_BYTES else value)
         if isinstance(value, bytearray):
             return self._remember(value, value.copy())
         if isinstance(value, (nn.Module, *GENERATORS)):
             return self._remember(value, value)
         if isinstance(value, _CALLABLES):
-            return self._callable(value, depth)
+            return self._copy_callable(value, depth)
         if isinstance(value, io.IOBase):
-            raise _CannotCopy(f"it is given {_title(value)}, which cannot be read or written twice")
-        if hasattr(value, "__dict__") or any(_slots(value)):
-            return self._twin(value, depth)
+            raise _CannotCopy(
+                f"one of its arguments is {_describe(value)}, which cannot be read or written twice"
+            )
+        if hasattr(value, "__dict__") or any(slots_of(value)):
+            return self._copy_object(value, depth)
         if hasattr(value, "__next__"):
-            raise _CannotCopy(f"it is given {_title(value)}, which cannot be run through twice")
+            raise _CannotCopy(
+                f"one of its arguments is {_describe(value)}, which cannot be iterated twice"
+            )
         return self._remember(value, value)
 
     def _remember(self, value: Any, made: Any) -> Any:
-        self._originals[id(value)] = made
+        self._copies[id(value)] = made
         return made
 
-    def _container(self, value: Any, depth: int) -> Any:
+    def _copy_container(self, value: Any, depth: int) -> Any:
         made = self._remember(value, copy.copy(value))
         if isinstance(value, set):
             return made
-        for at, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
-            own = self._copied(item, depth)
-            if own is not item:
-                made[at] = own
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return self._copy_items(made, items, depth)
+
+    def _copy_items(self, made: Any, items: Iterable[tuple[Any, Any]], depth: int) -> Any:
+        for key, item in list(items):
+            item_copy = self._copy(item, depth)
+            if item_copy is not item:
+                made[key] = item_copy
         return made
 
-    def _callable(self, value: Any, depth: int) -> Any:
-        if isinstance(value, types.MethodType):
-            own = self._copied(value.__self__, depth)
-            return value if own is value.__self__ else types.MethodType(value.__func__, own)
-        if isinstance(value, types.BuiltinFunctionType):  # a list's append, say
-            own = self._copied(value.__self__, depth)
-            return value if own is value.__self__ else getattr(own, value.__name__)
+    def _copy_callable(self, value: Any, depth: int) -> Any:
         if isinstance(value, functools.partial):
-            parts = [self._copied(part, depth) for part in (value.func, value.args)]
-            return functools.partial(parts[0], *parts[1], **self._copied(value.keywords, depth))
+            func, args = self._copy(value.func, depth), self._copy(value.args, depth)
+            return functools.partial(func, *args, **self._copy(value.keywords, depth))
+        if not isinstance(value, types.FunctionType):  # a method, or a list's append
+            owner = self._copy(value.__self__, depth)
+            if owner is value.__self__:
+                return value
+            if isinstance(value, types.MethodType):
+                return types.MethodType(value.__func__, owner)
+            return getattr(owner, value.__name__)
         self._remember(value, value)
-        for inner in _cells(value):
-            if self._copied(inner, depth) is not inner:
+        for inner in values_held_by(value):
+            if self._copy(inner, depth) is not inner:
                 raise _CannotCopy(
-                    f"it is given the function {value.__qualname__!r}, which holds "
-                    f"{_title(inner)} that can change"
+                    f"one of its arguments is the function {value.__qualname__!r}, which holds "
+                    f"{_describe(inner)} that can change"
                 )
         return value
 
-    def _twin(self, value: Any, depth: int) -> Any:
-        """An object of the same class with copies of what the other one holds."""
-        made = self._remember(value, _empty(value))
+    def _copy_object(self, value: Any, depth: int) -> Any:
+        """An object of the same class with copies of the attributes."""
+        made = self._remember(value, _new_instance(value))
         if made is value:
             return value
-        for name in _slots(value):
-            object.__setattr__(made, name, self._copied(getattr(value, name), depth))
+        for name in slots_of(value):
+            object.__setattr__(made, name, self._copy(getattr(value, name), depth))
         if hasattr(value, "__dict__"):
-            held = {name: self._copied(item, depth) for name, item in vars(value).items()}
+            held = {name: self._copy(item, depth) for name, item in vars(value).items()}
             made.__dict__.update(held)
         return made
 
 
-def _empty(value: Any) -> Any:
-    """Another object of its class, without calling that; itself if it is made by C code alone."""
+def _new_instance(value: Any) -> Any:
+    """A new object of the class, without `__init__`; `value` itself if that is impossible."""
     try:
         return object.__new__(type(value))
-    except TypeError:
+    except TypeError:  # a class implemented in C
         with contextlib.suppress(Exception):
             return copy.copy(value)
         return value
 
 
-def _contents(value: Any) -> list[Any]:
-    """What tells whether something was changed: the things that it holds."""
-    if isinstance(value, np.ndarray):
-        return [str((value.shape, value.dtype)), _imprint(value)]
-    if isinstance(value, bytearray):
-        return [bytes(value)]
-    if isinstance(value, GENERATORS):
-        return [_State(state_of(value))]
-    if isinstance(value, nn.Module):
-        return list(_of_module(value))
-    if isinstance(value, types.FunctionType):
-        return list(_cells(value))
-    found: list[Any] = []
-    if isinstance(value, dict):
-        found = [*value.keys(), *value.values()]
-    elif isinstance(value, (list, set, deque)):
-        found = list(value)
-    found += [getattr(value, name) for name in _slots(value)]
-    held = getattr(value, "__dict__", None)
-    return [*found, *held, *held.values()] if isinstance(held, dict) else found
-
-
-def _of_module(module: nn.Module) -> Iterator[Any]:
-    """What a forward may change on a module: attributes, buffers."""
-    for part in module.modules():
-        yield from vars(part).values()
-        for buffer in part._buffers.values():
-            yield buffer
-            yield -1 if buffer is None else _version(buffer)
-        if is_norm(part) and part.training and part.track_running_stats:
-            yield object()  # not counted by versions: taken as changed
-
-
-class _State:
-    """The state of a generator of random numbers: compared by its value."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self, state: Any) -> None:
-        self._state = state
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _State) and same_state(self._state, other._state)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _imprint(array: np.ndarray[Any, Any]) -> Any:
-    if array.dtype.hasobject:
-        return str([id(item) for item in array.ravel()])
-    data = array.tobytes()
-    return data if len(data) <= _COPIED_BYTES else zlib.crc32(data)
-
-
-_COMPARED = frozenset({*_VALUES, _State})
-
-
-def _unchanged(now: Any, before: Any) -> bool:
-    if now is before:
-        return True
-    return type(now) is type(before) and type(now) in _COMPARED and bool(now == before)
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a is b
-
-
-def _slots(value: Any) -> Iterator[str]:
-    for cls in type(value).__mro__:
-        names = cls.__dict__.get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else names:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                yield name
-
-
-def _cells(function: types.FunctionType) -> Iterator[Any]:
-    """What a function holds: the values of its closure, and its defaults."""
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # a name that is not bound yet
-            yield cell.cell_contents
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-
-
-def _title(value: Any) -> str:
+def _describe(value: Any) -> str:
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import Node
@@ -11,61 +11,72 @@ from torch.autograd.graph import Node
 from mimose.tensors import task_id, tensors_in
 
 
-class Listener:
-    """Observes blocks: is told of the moments whose methods it overrides.
+class ForwardEnd(NamedTuple):
+    """What a block's forward has made, and what it has left alone."""
 
-    `block` is the number that the block's interceptor was given for this run. In the backward it is
-    called on the thread that runs it.
+    outputs: list[torch.Tensor]
+    """Its outputs, one for each storage that did not come in as an argument."""
+    saved_outputs: list[torch.Tensor]
+    """Those of them that it saves for its backward, or would save."""
+    unsaved_inputs: list[torch.Tensor]
+    """Its inputs that it does not save: only a recompute needs them."""
+    saved_inside: int = 0
+    """The bytes of what it saves besides inputs, outputs and parameters, as far as hooks see it."""
+    kept: bool = False
+    """Whether its activations are there."""
+
+
+class Listener:
+    """Is told of the moments in a block's call whose methods it overrides.
+
+    `run` is the number that the directive gave to this call. In the backward the methods are called
+    on the thread that runs it.
     """
 
-    def forward_ends(
-        self, block: int, own_outputs: list[torch.UntypedStorage], idle_inputs: list[torch.Tensor]
-    ) -> None:
-        """The forward of a block that will be recomputed is done.
+    def forward_ends(self, run: int, end: ForwardEnd) -> None:
+        """The forward of a block that can be recomputed is done."""
 
-        `own_outputs` are those of its outputs that are among what it would have saved.
-        `idle_inputs` are those of its inputs that it would not have saved: of the two, only a
-        recompute needs them.
-        """
-
-    def awaits_backward(self, block: int) -> None:
+    def awaits_backward(self, run: int) -> None:
         """The block has run, and its output depends on something that is trained."""
 
-    def before_recompute(self, block: int) -> None:
-        """The block's activations are about to be rebuilt."""
+    def before_use(self, run: int) -> None:
+        """The backward asks for the first of the activations that the block has kept."""
 
-    def after_recompute(self, block: int) -> None:
+    def before_recompute(self, run: int) -> None:
+        """The backward asks for the first of the activations, and they are about to be rebuilt."""
+
+    def after_recompute(self, run: int) -> None:
         """They are all there."""
 
-    def backward_begins(self, block: int) -> None:
+    def backward_begins(self, run: int) -> None:
         """The gradient of the block's output has arrived."""
 
-    def backward_ends(self, block: int) -> None:
+    def backward_ends(self, run: int) -> None:
         """The gradient of the block's input is complete, or, where it needs none, all is done."""
 
 
-def watch_backward(listener: Listener, block: int, inputs: Any, out: Any) -> None:
+def watch_backward(listener: Listener, run: int, inputs: Any, out: Any) -> None:
     """Tell `listener` when the backward enters a block that has just run, and when it leaves."""
     source = next((t for t in tensors_in(inputs) if t.grad_fn is not None), None)
     needs_end = source is None  # the hooks must not hold the tensor itself
     seen: list[object] = [None]
 
     def begin(*_: Any) -> None:
-        run = task_id()
-        if seen[0] != run:  # a block with several outputs is entered once
-            seen[0] = run
-            listener.backward_begins(block)
+        task = task_id()
+        if seen[0] != task:  # a block with several outputs is entered once
+            seen[0] = task
+            listener.backward_begins(run)
             if needs_end:
-                at_end_of_backward(lambda: listener.backward_ends(block))
+                at_end_of_backward(lambda: listener.backward_ends(run))
 
     def end(*_: Any) -> None:
-        listener.backward_ends(block)
+        listener.backward_ends(run)
 
     nodes = nodes_of(tensors_in(out))
     for node in nodes:
         node.register_prehook(begin)
     if nodes:
-        listener.awaits_backward(block)
+        listener.awaits_backward(run)
     if source is not None:
         source.register_hook(end)  # runs before the hooks of the node that made it
 

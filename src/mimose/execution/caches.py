@@ -1,10 +1,10 @@
 """Key-value caches among a block's arguments: objects that a block reads and writes.
 
-A recompute must not write to a cache a second time, so it is given a copy of the cache as its
-forward found it. In training nobody reads a cache afterwards, as a rule; filled, it would hold the
-keys and values of recomputed blocks until the outputs are gone. Then each block is given a copy of
-its own, which is gone after its run: all operators run as in plain training, and the cache stays
-empty. Where caches are read, they are filled as in plain training.
+A recompute must not write to a cache a second time, so it gets a copy of the cache as its forward
+found it. In training the cache is usually not read afterwards, but when filled it would hold the
+keys and values of recomputed blocks until the outputs are freed. So each block gets a copy of its
+own, which is freed after its run. All operators run as in plain training, and the cache stays
+empty. Caches that are read are filled as in plain training.
 """
 
 from __future__ import annotations
@@ -21,62 +21,56 @@ from torch import nn
 from mimose.errors import warn
 from mimose.tensors import tensors_in
 
-_NAMES = frozenset(
+_ARGUMENT_NAMES = frozenset(
     {"past_key_values", "past_key_value", "layer_past", "past", "cache", "cache_params"}
 )
+_LEAVES = frozenset({int, bool, float, str, type(None), torch.dtype, torch.device, torch.Tensor})
 
 
 def may_take_cache(module: nn.Module) -> bool:
     """Whether a cache may be among the arguments of the module's forward."""
     try:
         parameters = inspect.signature(module.forward).parameters
-    except (TypeError, ValueError):  # one that shows no signature
+    except (TypeError, ValueError):  # no signature
         return True
-    anything = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return any(name in _NAMES or p.kind in anything for name, p in parameters.items())
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(name in _ARGUMENT_NAMES or p.kind in variadic for name, p in parameters.items())
 
 
-def _tells_length_and_grows(kind: Any) -> bool:
-    methods = ("get_seq_length", "update")
-    return all(callable(getattr(kind, name, None)) for name in methods)
+def _has_cache_methods(kind: Any) -> bool:
+    return all(callable(getattr(kind, name, None)) for name in ("get_seq_length", "update"))
 
 
-def _holds_part(kind: Any) -> bool:
-    return _tells_length_and_grows(kind) or callable(getattr(kind, "reset", None))
+def _has_layer_methods(kind: Any) -> bool:
+    return _has_cache_methods(kind) or callable(getattr(kind, "reset", None))
 
 
-is_cache: Callable[[Any], bool] = functools.lru_cache(maxsize=256)(_tells_length_and_grows)
+is_cache: Callable[[Any], bool] = functools.lru_cache(maxsize=256)(_has_cache_methods)
 """Whether objects of this class are caches."""
-_is_part: Callable[[Any], bool] = functools.lru_cache(maxsize=256)(_holds_part)
-"""Whether objects of this class, in a cache, hold a part of what is in it: one layer's."""
+_is_cache_or_layer: Callable[[Any], bool] = functools.lru_cache(maxsize=256)(_has_layer_methods)
+"""Whether objects of this class are caches, or one layer's part of a cache."""
 
 
-def copy_of_cache(cache: Any) -> Any:
+def copy_cache(cache: Any) -> Any:
     """A cache with the same tensors in containers of its own."""
     kind = type(cache)
     if kind is list or kind is tuple:
-        return kind([copy_of_cache(item) for item in cache])
+        return kind([copy_cache(item) for item in cache])
     if kind is dict:
-        return {key: copy_of_cache(item) for key, item in cache.items()}
-    if kind in _LEAVES or not _is_part(kind) or not hasattr(cache, "__dict__"):
+        return {key: copy_cache(item) for key, item in cache.items()}
+    if kind in _LEAVES or not _is_cache_or_layer(kind) or not hasattr(cache, "__dict__"):
         return cache
     made: Any = object.__new__(kind)
     held = made.__dict__ = dict(cache.__dict__)
-    for (
-        name,
-        value,
-    ) in held.items():  # every layer's, at every run of a block: as few calls as can be
+    # This runs for every layer of the cache in every call of a block: make few calls.
+    for name, value in held.items():
         if type(value) not in _LEAVES:
-            held[name] = copy_of_cache(value)
+            held[name] = copy_cache(value)
     return made
 
 
-_PLAIN = frozenset({int, bool, float, str, type(None), torch.dtype, torch.device})
-_LEAVES = _PLAIN | {torch.Tensor}
-
-
 def tensors_in_cache(cache: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a cache, depth first; not those without elements."""
+    """The tensors in a cache that have elements, depth first."""
     kind = type(cache)
     if isinstance(cache, torch.Tensor):
         if cache.numel():
@@ -87,13 +81,13 @@ def tensors_in_cache(cache: Any) -> Iterator[torch.Tensor]:
     elif kind is dict:
         for item in cache.values():
             yield from tensors_in_cache(item)
-    elif kind not in _LEAVES and _is_part(kind):
+    elif kind not in _LEAVES and _is_cache_or_layer(kind):
         for value in getattr(cache, "__dict__", {}).values():
             yield from tensors_in_cache(value)
 
 
 def output_tensors(out: Any) -> Iterator[torch.Tensor]:
-    """The tensors in what a model returns, those in its caches included."""
+    """The tensors in a model's output, including those in caches."""
     yield from tensors_in(out)
     values = out.values() if isinstance(out, Mapping) else out
     if isinstance(out, (Mapping, tuple, list)):
@@ -102,106 +96,100 @@ def output_tensors(out: Any) -> Iterator[torch.Tensor]:
                 yield from tensors_in_cache(value)
 
 
-def _is_empty(value: Any) -> bool:
-    """Whether there is nothing in a cache; as `tensors_in_cache` finds none, but faster."""
-    kind = type(value)
-    if kind is list or kind is tuple:
-        return all(map(_is_empty, value))
-    if kind is dict:
-        return all(map(_is_empty, value.values()))
-    if isinstance(value, torch.Tensor):
-        return not value.numel()
-    if not _is_part(kind):
-        return True
-    held = getattr(value, "__dict__", {}).values()
-    return all(_is_empty(item) for item in held if type(item) not in _PLAIN)
-
-
-class _Met(NamedTuple):
-    """A cache that blocks were given."""
+class _SeenCache(NamedTuple):
+    """A cache that was passed to blocks."""
 
     cache: weakref.ref[Any]
     stack: str
-    """The list of the first block that was given it."""
+    """The name of the ModuleList whose block got it first."""
     blocks: set[int]
+    """The blocks that got it so far."""
     filled: bool
     empty: bool
-    """Whether nothing was in it when the first block was given it."""
+    """Whether it was empty when the first block got it."""
 
 
-class Given(NamedTuple):
-    """A call's arguments as the block gets them."""
+class BlockArguments(NamedTuple):
+    """The arguments that a block is called with."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    bound: bool
-    """Whether a cache among them is the model's own, which a second run would write to again."""
+    shares_cache: bool
+    """Whether they contain the model's own cache, which a second run would write to again."""
 
 
 class CacheUse:
-    """Whether the caches that one model gives its blocks are read, and so have to be filled.
+    """Whether the caches that a model passes to its blocks are read, and so must be filled.
 
-    They are filled in the first forward. If none is given to a second list of blocks there, nor to
-    one block twice, nobody is taken to read them, and they stay empty from then on.
+    They are filled in the first forward. A cache counts as read if it is passed to the blocks of a
+    second ModuleList, or to one block twice. If none is, caches stay empty from then on.
     """
 
     def __init__(self) -> None:
         self._read = False
         self._in_first_forward = True
-        self._asked_for = False
+        self._requested = False
         self._first_block: int | None = None
-        self._met: dict[int, _Met] = {}
+        self._seen: dict[int, _SeenCache] = {}
 
-    def forward_begins(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """The model's own forward is called; one that is given a cache, or asked for one, fills
-        it."""
-        asked = kwargs.get("use_cache") is True
-        self._asked_for = asked or any(is_cache(type(v)) for v in (*args, *kwargs.values()))
+    def start_forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Note whether a forward of the model is passed a cache, or `use_cache=True`."""
+        given = any(is_cache(type(value)) for value in (*args, *kwargs.values()))
+        self._requested = kwargs.get("use_cache") is True or given
 
-    def given(self, index: int, stack: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
-        """What this block, of this list, is given in place of these arguments."""
+    def arguments_for(
+        self, block: int, stack: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> BlockArguments:
+        """The arguments with caches replaced by copies, where caches need not be filled.
+
+        `stack` is the name of the ModuleList that the block is in.
+        """
         caches = [value for value in (*args, *kwargs.values()) if is_cache(type(value))]
         if not caches:
-            return Given(args, kwargs, bound=False)
-        empty = [cache for cache in caches if self._meet(cache, index, stack).empty]
-        if self._fills:
-            return Given(args, kwargs, bound=True)
-        own = {id(cache): copy_of_cache(cache) for cache in empty}
-        if own:
-            args = tuple([own.get(id(value), value) for value in args])
-            kwargs = {name: own.get(id(value), value) for name, value in kwargs.items()}
-        return Given(args, kwargs, bound=len(own) < len(caches))
+            return BlockArguments(args, kwargs, shares_cache=False)
+        empty = [cache for cache in caches if self._see(cache, block, stack).empty]
+        if self._must_fill:
+            return BlockArguments(args, kwargs, shares_cache=True)
+        copies = {id(cache): copy_cache(cache) for cache in empty}
+        if copies:
+            args = tuple([copies.get(id(value), value) for value in args])
+            kwargs = {name: copies.get(id(value), value) for name, value in kwargs.items()}
+        return BlockArguments(args, kwargs, shares_cache=len(copies) < len(caches))
 
     @property
     def in_use(self) -> bool:
-        """Whether blocks were given a cache."""
+        """Whether blocks were passed a cache."""
         return self._first_block is not None
 
     @property
-    def _fills(self) -> bool:
-        return self._read or self._in_first_forward or self._asked_for
+    def _must_fill(self) -> bool:
+        return self._read or self._in_first_forward or self._requested
 
-    def _meet(self, cache: Any, index: int, stack: str) -> _Met:
-        met = self._met.get(id(cache))
-        if met is None or met.cache() is not cache:
-            if self._first_block is None:
-                self._first_block = index
-            elif index == self._first_block:
-                self._in_first_forward = False
-            self._met = {key: met for key, met in self._met.items() if met.cache() is not None}
-            known = _Met(weakref.ref(cache), stack, {index}, self._fills, _is_empty(cache))
-            self._met[id(cache)] = known
-            return known
-        if not self._read and (index in met.blocks or stack != met.stack):
+    def _see(self, cache: Any, block: int, stack: str) -> _SeenCache:
+        seen = self._seen.get(id(cache))
+        if seen is None or seen.cache() is not cache:
+            return self._see_first_time(cache, block, stack)
+        if not self._read and (block in seen.blocks or stack != seen.stack):
             self._read = True
-            if not met.filled:
-                warn(_UNFILLED)
-        met.blocks.add(index)
-        return met
+            if not seen.filled:
+                warn(_NOT_FILLED)
+        seen.blocks.add(block)
+        return seen
+
+    def _see_first_time(self, cache: Any, block: int, stack: str) -> _SeenCache:
+        if self._first_block is None:
+            self._first_block = block
+        elif block == self._first_block:
+            self._in_first_forward = False
+        self._seen = {key: seen for key, seen in self._seen.items() if seen.cache() is not None}
+        empty = next(tensors_in_cache(cache), None) is None
+        seen = _SeenCache(weakref.ref(cache), stack, {block}, self._must_fill, empty)
+        self._seen[id(cache)] = seen
+        return seen
 
 
-_UNFILLED = (
-    "a key-value cache is read by a second block, which no cache was before: it had been left "
-    "empty, so that this forward's result is another than in plain training. Caches are filled "
-    "from now on; call the model with use_cache=True to have them filled at once"
+_NOT_FILLED = (
+    "a key-value cache is read by a second block, which did not happen before. mimose had left it "
+    "empty, so the result of this forward differs from plain training. From now on caches are "
+    "filled; call the model with use_cache=True to have them filled from the start"
 )

@@ -1,7 +1,7 @@
-"""What a forward depends on besides its arguments: RNG, autocast, attention backends, device.
+"""The global state that a forward depends on: RNG, autocast, attention backends, default device.
 
-Captured when a block runs, set again around its recompute. On CUDA the backward runs on another
-thread, which shares none of the thread-local part, so all of it is set explicitly.
+It is captured when a block runs and set again for its recompute. On CUDA the backward runs on
+another thread with thread-local state of its own, so all of it is set explicitly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _AUTOCAST_DEVICES = ("cuda", "cpu")
 
 
 class ExecutionContext:
-    """The execution context of one forward, and how to run something in it again."""
+    """The execution context of one forward, in which a recompute can run."""
 
     __slots__ = ("autocast", "device", "generators", "sdpa")
 
@@ -27,7 +27,7 @@ class ExecutionContext:
         self.device = _default_device()
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call `function` as in the forward; afterwards all is as if it had never run."""
+        """Call `function` in this context, then restore the present one."""
         present = [(generator, generator.get_state()) for generator, _ in self.generators]
         sdpa = _sdpa_state()
         try:
@@ -58,13 +58,13 @@ class ExecutionContext:
             stack.enter_context(self.device or torch.device("cpu"))
 
 
-def is_foreign(tensors: list[torch.Tensor]) -> bool:
-    """Whether some tensor lives on a device whose RNG is not captured here."""
+def on_unsupported_device(tensors: list[torch.Tensor]) -> bool:
+    """Whether some tensor is on a device whose RNG is not captured here."""
     return any(t.device.type not in ("cpu", "cuda", "meta") for t in tensors)
 
 
 def generator_states(tensors: list[torch.Tensor]) -> list[tuple[torch.Generator, torch.Tensor]]:
-    """The generators that a call with these tensors may draw from, and their states."""
+    """torch's default generators that a call with these tensors may use, with their states."""
     generators = [torch.default_generator]
     if torch.cuda.is_initialized():
         devices = {t.device.index for t in tensors if t.is_cuda}
@@ -83,9 +83,8 @@ def _autocast_state() -> tuple[tuple[torch.dtype, bool] | None, ...]:
 
 
 def _default_device() -> torch.device | None:
-    # Asking for the default device takes microseconds; without a function mode there is none.
-    length = getattr(torch._C, "_len_torch_function_stack", None)
-    return None if length is not None and length() == 0 else torch.get_default_device()
+    # get_default_device() takes microseconds. Without a function mode, none is set.
+    return torch.get_default_device() if torch._C._len_torch_function_stack() else None
 
 
 def _sdpa_state() -> tuple[bool, ...]:

@@ -1,4 +1,4 @@
-"""A recompute that is only tried: does it save what the forward saved, and give what it gave?"""
+"""A recompute on trial: does it save the same tensors and return the same output?"""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """How a recompute went that was only tried."""
+    """The result of a dry run."""
 
     problem: str | None
     operators_after_last: int | None = None
-    """Operators that ran after the last tensor was saved: what an early stop would spare."""
+    """Operators that ran after the last tensor was saved: an early stop would skip them."""
 
 
-class Watch(TorchDispatchMode):
-    """Compares what a dry run saves with what the forward saved, and counts what comes after."""
+class DryRunRecorder(TorchDispatchMode):
+    """Compares what a dry run saves with what the forward saved; counts operators."""
 
     def __init__(self, frame: Frame) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._shapes, self._dtypes, self._devices = frame.shapes, frame.dtypes, frame.devices
         self._misfits = frame.misfits
         self.packed = 0
-        self.operators_since = 0
+        self.operators_since_pack = 0
         self._saved: list[torch.Tensor] = []
-        """Here rather than in the dry run's graph, which others may hold on to."""
+        """Kept here and not in the dry run's graph, which other code may keep alive."""
 
     def pack(self, tensor: torch.Tensor) -> int:
         index = self.packed
@@ -46,36 +46,36 @@ class Watch(TorchDispatchMode):
         ):
             self._misfits.append((index, *kind))
         self._saved.append(tensor.detach())
-        self.operators_since = 0
+        self.operators_since_pack = 0
         return index
 
     def unpack(self, index: int) -> torch.Tensor:
-        """For a backward inside the function."""
+        """Serve a backward that runs inside the function."""
         return self._saved[index]
 
-    def let_go(self) -> None:
-        """The function has returned."""
+    def clear(self) -> None:
+        """Free the saved tensors."""
         self._saved = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.operators_since += 1
+        self.operators_since_pack += 1
         return func(*args, **(kwargs or {}))
 
 
-_FAIR_DIFFERENCE = 0.002
-"""The distance, as a share of the size, that a kernel which sums in any order may make."""
+_TOLERANCE = 0.002
+"""How far outputs may differ, relative to their norm, on a GPU whose kernels sum in any order."""
 
 
-def alike(a: Any, b: Any) -> bool:
-    """Whether two outputs agree; on a GPU up to what kernels that sum in any order may change."""
+def outputs_match(a: Any, b: Any) -> bool:
+    """Whether two outputs are equal; on a GPU, within the tolerance."""
     pairs = list(zip(tensors_in(a), tensors_in(b), strict=False))
     return all(x.shape == y.shape and x.dtype == y.dtype and _close(x, y) for x, y in pairs)
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    # As a rule they are equal, and on a GPU each kernel that was not used yet takes long to load.
+    # They are usually equal, and on a GPU loading each further kernel takes long.
     if a.device.type == "meta" or torch.equal(a, b):
         return True
     if a.device.type == "cpu" or not (a.is_floating_point() or a.is_complex()):
@@ -83,5 +83,5 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
     with torch.no_grad():
         distance, size = (a - b).norm(), a.norm()
         if size.isfinite():
-            return bool(distance <= _FAIR_DIFFERENCE * size)
+            return bool(distance <= _TOLERANCE * size)
         return torch.equal(a.isfinite(), b.isfinite())

@@ -12,54 +12,47 @@ import torch
 
 Generator = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+_GLOBAL: tuple[Generator, ...] = (random._inst, np.random.mtrand._rand)
+"""The generators behind `random.random()` and `np.random.rand()`."""
 
 
-class Dice:
-    """The random generators that torch's own do not cover: Python's, NumPy's, a module's."""
+class OtherGenerators:
+    """The states of generators that `ExecutionContext` does not capture, at one moment."""
 
-    __slots__ = ("_numpy", "_own", "_python")
+    __slots__ = ("_states",)
 
     def __init__(self, generators: Iterable[Generator] = ()) -> None:
-        self._python = random.getstate()
-        self._numpy = np.random.get_state(legacy=False)
-        self._own = [(generator, state_of(generator)) for generator in generators]
+        self._states = [(g, _state_of(g)) for g in (*_GLOBAL, *generators)]
 
-    def moved(self) -> bool:
-        """Whether somebody has drawn from them since."""
-        return (
-            random.getstate() != self._python
-            or not same_state(np.random.get_state(legacy=False), self._numpy)
-            or any(not same_state(state_of(g), state) for g, state in self._own)
-        )
+    def advanced(self) -> bool:
+        """Whether any numbers were drawn since."""
+        return any(state_bytes(g) != pickle.dumps(state) for g, state in self._states)
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` with the same draws to come as then."""
-        present = Dice(generator for generator, _ in self._own)
-        self._set()
+        """Call `function` with these states, then restore the present ones."""
+        present = [(generator, _state_of(generator)) for generator, _ in self._states]
         try:
+            for generator, state in self._states:
+                _set_state(generator, state)
             return function(*args)
         finally:
-            present._set()
-
-    def _set(self) -> None:
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        for generator, state in self._own:
-            _set_state(generator, state)
+            for generator, state in present:
+                _set_state(generator, state)
 
 
-def state_of(generator: Generator) -> Any:
-    """What the numbers to come depend on."""
+def state_bytes(generator: Generator) -> bytes:
+    """A generator's state, in a form that can be compared."""
+    return pickle.dumps(_state_of(generator))
+
+
+def _state_of(generator: Generator) -> Any:
     if isinstance(generator, random.Random):
         return generator.getstate()
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
     return generator.get_state()
-
-
-def same_state(a: Any, b: Any) -> bool:
-    """Whether two states give the same numbers."""
-    return pickle.dumps(a) == pickle.dumps(b)
 
 
 def _set_state(generator: Generator, state: Any) -> None:

@@ -1,9 +1,9 @@
-"""What a block becomes, or begins to change, after it was tried.
+"""Notice when a block changes after it was tried.
 
-Its modules are exchanged, hooks are added, a switch makes it count its calls or move a buffer. This
-is looked for around each forward that will be recomputed, and so must take microseconds: the very
-same objects in the same places are enough. Old values of what a forward has changed are at hand, so
-that its recompute finds them.
+Its modules may be replaced, hooks may be added, or it may begin to count its calls or to update a
+buffer. This is checked around every forward that will be recomputed, so it must take microseconds:
+values are compared by identity. Old values of what a forward has changed are kept for its
+recompute.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ import numpy as np
 import torch
 from torch import nn
 
-from mimose.execution.buffers import Place as Buffer
-from mimose.execution.side_effects import (
-    ABSENT,
-    OWN,
-    Place,
-    can_be_compared,
-    copied,
-    differs,
-    holders,
-    like,
+from mimose.execution.attributes import (
+    MODULE_INTERNALS,
+    AttributeSlot,
+    attribute_changed,
+    attribute_holders,
+    copy_value,
+    equals_copy,
+    is_small_and_plain,
 )
+from mimose.execution.buffers import BufferSlot
+from mimose.execution.temporary_values import ABSENT
+from mimose.tensors import version_of
 
 _COPIED_BYTES = 1 << 16
-"""Up to this size the value of a tensor is at hand after a change in place."""
+"""Tensors up to this size are copied, so that their value before an in-place change is known."""
 _MOST_ATTRIBUTES = 32
-"""Objects with more, such as a model's configuration, are looked at in the first run alone."""
+"""Objects with more attributes, e.g. a model's configuration, are checked in the first run only."""
 _MUTABLE = (list, dict, set, np.ndarray)
 
 
-class Build:
+class ModuleStructure:
     """The modules of a block, with their hooks and the names of their buffers."""
 
     __slots__ = ("_children", "_parts", "_seen", "_tables")
@@ -48,12 +49,12 @@ class Build:
         tables = [table for part in self._parts for table in _tables(part, part is block)]
         self._tables = [table for table in tables if isinstance(table, dict)]
         children = (part._modules for part in self._parts)
-        self._children = [names for names in children if names and isinstance(names, dict)]
+        self._children = [table for table in children if table and isinstance(table, dict)]
         self._seen = self._read()
 
     @property
     def unchanged(self) -> bool:
-        """Whether the block is made as it was."""
+        """Whether the block still has this structure."""
         return self._seen == self._read()
 
     def _read(self) -> list[Any]:
@@ -65,190 +66,196 @@ class Build:
 
 
 def _tables(part: nn.Module, is_block: bool) -> tuple[Any, ...]:
-    """A block's own hooks run outside of what is recomputed."""
-    if is_block:
+    if is_block:  # its own hooks run outside the recompute
         return part._modules, part._buffers
     return part._modules, part._buffers, part._forward_hooks, part._forward_pre_hooks
 
 
-def _sets_nothing(holder: Any) -> bool:
-    """Whether it is one of torch's own layers, whose forwards set no attributes."""
-    hooked = isinstance(holder, nn.Module) and (holder._forward_hooks or holder._forward_pre_hooks)
-    return type(holder).__module__.startswith("torch.nn.modules.") and not hooked
-
-
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """What a forward has changed that no forward of the block had changed before."""
+class NewChanges:
+    """What a forward has changed that no earlier forward of the block had changed."""
 
     attributes: list[tuple[Any, str, Any]]
     """Holder, name, and the value before."""
     buffers: list[tuple[nn.Module, str, Any]]
     lost: str
-    """The name of one whose value before is not at hand: a large tensor was changed in place."""
+    """The name of a large tensor changed in place, whose value before is unknown; or empty."""
 
     @property
-    def places(self) -> tuple[list[Buffer], tuple[Place, ...]]:
+    def slots(self) -> tuple[list[BufferSlot], tuple[AttributeSlot, ...]]:
         return (
             [(module, name) for module, name, _ in self.buffers],
             tuple((holder, name) for holder, name, _ in self.attributes),
         )
 
 
-class Later:
-    """Looks at what a block has left alone so far: `before` a forward, then `Moment.begun`."""
+class ChangeDetector:
+    """Watches the attributes and buffers that a block's forwards have left unchanged so far.
 
-    __slots__ = ("dicts", "getters", "mutable", "names", "parts", "sizes", "tensors")
+    Call `before_forward`, run the forward, then call `new_changes` of the result.
+    """
 
-    def __init__(self, block: nn.Module, known: Iterable[Place], buffers: Iterable[Buffer]) -> None:
-        self.parts: list[Any] = []
+    __slots__ = ("dicts", "getters", "holders", "mutable", "names", "sizes", "tensors")
+
+    def __init__(
+        self, block: nn.Module, known: Iterable[AttributeSlot], buffers: Iterable[BufferSlot]
+    ) -> None:
+        self.holders: list[Any] = []
         self.names: list[list[str]] = []
         self.getters: list[Callable[[Any], Any]] = []
-        self.mutable: list[Place] = []
-        self.tensors = [_Tensor(module, module._buffers, name) for module, name in buffers]
-        apart = {(id(holder), name) for holder, name in known}
-        for holder in holders(block):
-            if _sets_nothing(holder):
+        self.mutable: list[AttributeSlot] = []
+        self.tensors = [_WatchedTensor(module, module._buffers, name) for module, name in buffers]
+        skipped = {(id(holder), name) for holder, name in known}
+        for holder in attribute_holders(block):
+            if _sets_no_attributes(holder):
                 continue
-            names = [n for n in vars(holder) if n not in OWN and (id(holder), n) not in apart]
+            names = [name for name in vars(holder) if name not in MODULE_INTERNALS]
+            names = [name for name in names if (id(holder), name) not in skipped]
             if isinstance(holder, nn.Module) or len(names) <= _MOST_ATTRIBUTES:
                 self._add(holder, names)
-        self.dicts = [vars(part) for part in self.parts]
+        self.dicts = [vars(holder) for holder in self.holders]
         self.sizes = list(map(len, self.dicts))
 
     def _add(self, holder: Any, names: list[str]) -> None:
-        self.parts.append(holder)
+        self.holders.append(holder)
         self.names.append(names)
         self.getters.append(itemgetter(*names) if names else len)
         for name in names:
             value = vars(holder)[name]
             if isinstance(value, torch.Tensor):
-                self.tensors.append(_Tensor(holder, vars(holder), name))
+                self.tensors.append(_WatchedTensor(holder, vars(holder), name))
             elif isinstance(value, _MUTABLE):
                 self.mutable.append((holder, name))
 
     @property
-    def current(self) -> bool:
-        """Whether it knows all attributes that there are."""
+    def up_to_date(self) -> bool:
+        """Whether no attributes were added or removed since."""
         return self.sizes == list(map(len, self.dicts))
 
-    def before(self) -> Moment:
-        """What there is before a forward; KeyError if an attribute has gone."""
-        return Moment(self)
+    def before_forward(self) -> StateBeforeForward:
+        """Record the present state. Raises KeyError if an attribute was removed."""
+        return StateBeforeForward(self)
 
 
-class Moment:
-    """The attributes and buffers that a forward finds."""
+def _sets_no_attributes(holder: Any) -> bool:
+    """Whether this is one of torch's own layers without hooks: their forwards set no attributes."""
+    hooked = isinstance(holder, nn.Module) and (holder._forward_hooks or holder._forward_pre_hooks)
+    return type(holder).__module__.startswith("torch.nn.modules.") and not hooked
 
-    __slots__ = ("_copies", "_later", "_tensors", "_values")
 
-    def __init__(self, later: Later) -> None:
-        self._later = later
-        self._values = [get(held) for get, held in zip(later.getters, later.dicts, strict=True)]
-        self._copies = [copied(vars(h)[name], tensors=False) for h, name in later.mutable]
-        self._tensors = [tensor.look() for tensor in later.tensors]
+class StateBeforeForward:
+    """The watched attributes and buffers before a forward."""
 
-    def begun(self) -> Begun | None:
-        """What the forward, which is over, has changed; None if nothing."""
-        later = self._later
+    __slots__ = ("_copies", "_detector", "_tensors", "_values")
+
+    def __init__(self, detector: ChangeDetector) -> None:
+        self._detector = detector
+        self._values = self._read()
+        self._copies = [copy_value(vars(h)[name], tensors=False) for h, name in detector.mutable]
+        self._tensors = [tensor.record() for tensor in detector.tensors]
+
+    def _read(self) -> list[Any]:
+        detector = self._detector
+        return [get(held) for get, held in zip(detector.getters, detector.dicts, strict=True)]
+
+    def new_changes(self) -> NewChanges | None:
+        """What the forward has changed; None if nothing."""
+        detector = self._detector
         tensors = [
-            (tensor, found)
-            for tensor, found in zip(later.tensors, self._tensors, strict=True)
-            if tensor.moved(found)
+            (watched, before)
+            for watched, before in zip(detector.tensors, self._tensors, strict=True)
+            if watched.changed_since(before)
         ]
-        attributes = [] if self._same() else self._changed()
+        attributes = [] if self._same_objects() else self._reassigned()
         attributes += [
             (holder, name, copy)
-            for (holder, name), copy in zip(later.mutable, self._copies, strict=True)
-            if not like(vars(holder).get(name), copy)
+            for (holder, name), copy in zip(detector.mutable, self._copies, strict=True)
+            if not equals_copy(vars(holder).get(name), copy)
             and not any(h is holder and n == name for h, n, _ in attributes)
         ]
         if not tensors and not attributes:
             return None
-        return _begun(tensors, attributes)
+        return _new_changes(tensors, attributes)
 
-    def _same(self) -> bool:
-        """Whether all attributes are what they were: a glance."""
-        later = self._later
+    def _same_objects(self) -> bool:
+        """Whether all attributes have the same values as before: a quick check."""
         try:
-            now = [get(held) for get, held in zip(later.getters, later.dicts, strict=True)]
-            return later.current and bool(now == self._values)
-        except Exception:  # one has gone, or is a tensor that is not compared by a glance
+            return self._detector.up_to_date and bool(self._read() == self._values)
+        except Exception:  # an attribute was removed, or is an array, which has no one truth value
             return False
 
-    def _changed(self) -> list[tuple[Any, str, Any]]:
-        later, changed = self._later, []
-        for holder, names, values in zip(later.parts, later.names, self._values, strict=True):
-            known = values if len(names) > 1 else (values,)
-            before = dict(zip(names, known, strict=False))
-            for name in (*names, *(n for n in vars(holder) if n not in before and n not in OWN)):
+    def _reassigned(self) -> list[tuple[Any, str, Any]]:
+        detector, changed = self._detector, []
+        for holder, names, values in zip(
+            detector.holders, detector.names, self._values, strict=True
+        ):
+            before = dict(zip(names, values if len(names) > 1 else (values,), strict=False))
+            added = (n for n in vars(holder) if n not in before and n not in MODULE_INTERNALS)
+            for name in (*names, *added):
                 was = before.get(name, ABSENT)
                 if isinstance(was, torch.Tensor):
                     continue
-                if differs(vars(holder).get(name, ABSENT), was, was):
+                if attribute_changed(vars(holder).get(name, ABSENT), was, was):
                     changed.append((holder, name, was))
         return changed
 
 
-def _begun(
-    tensors: list[tuple[_Tensor, torch.Tensor | None]], attributes: list[tuple[Any, str, Any]]
-) -> Begun:
+def _new_changes(
+    tensors: list[tuple[_WatchedTensor, torch.Tensor | None]],
+    attributes: list[tuple[Any, str, Any]],
+) -> NewChanges:
     buffers, lost = [], ""
-    for tensor, found in tensors:
-        value = tensor.value_before(found)
-        if value is ABSENT and found is not None:
-            value, lost = found.detach().clone(), tensor.name
-        if tensor.is_buffer:
-            buffers.append((tensor.holder, tensor.name, value))
+    for watched, before in tensors:
+        value = watched.value_before(before)
+        if value is ABSENT and before is not None:
+            value, lost = before.detach().clone(), watched.name
+        if watched.is_buffer:
+            buffers.append((watched.holder, watched.name, value))
         else:
-            attributes.append((tensor.holder, tensor.name, value))
-    return Begun(attributes, buffers, lost)
+            attributes.append((watched.holder, watched.name, value))
+    return NewChanges(attributes, buffers, lost)
 
 
-class _Tensor:
-    """A place where a tensor is; what it held when it was last seen, if it is small."""
+class _WatchedTensor:
+    """A slot with a tensor; remembers the tensor's version and, if it is small, its value."""
 
-    __slots__ = ("_copy", "_seen", "_table", "_version", "holder", "name")
+    __slots__ = ("_copy", "_ref", "_table", "_version", "holder", "name")
 
     def __init__(self, holder: Any, table: dict[str, Any], name: str) -> None:
         self.holder, self._table, self.name = holder, table, name
-        self._seen: Callable[[], Any] = _nothing
+        self._ref: Callable[[], Any] = _no_tensor
         self._version = -2
         self._copy: torch.Tensor | None = None
-        self.look()
+        self.record()
 
     @property
     def is_buffer(self) -> bool:
         return self._table is not vars(self.holder)
 
-    def look(self) -> torch.Tensor | None:
-        """What is there now."""
+    def record(self) -> torch.Tensor | None:
+        """Remember and return the tensor that is there now."""
         found = self._table.get(self.name)
         if not isinstance(found, torch.Tensor):
             return None
-        if self._seen() is not found or _version(found) != self._version:
-            self._seen, self._version = weakref.ref(found), _version(found)
-            small = can_be_compared(found) and found.nbytes <= _COPIED_BYTES
+        if self._ref() is not found or version_of(found) != self._version:
+            self._ref, self._version = weakref.ref(found), version_of(found)
+            small = is_small_and_plain(found) and found.nbytes <= _COPIED_BYTES
             self._copy = found.clone() if small and not found.requires_grad else None
         return found
 
-    def moved(self, found: torch.Tensor | None) -> bool:
-        """Whether something else is there now, or the same thing was changed in place."""
+    def changed_since(self, before: torch.Tensor | None) -> bool:
+        """Whether the recorded tensor was replaced or changed in place."""
         now = self._table.get(self.name)
-        if now is not found:
-            return found is not None or isinstance(now, torch.Tensor)
-        return found is not None and _version(found) != self._version
+        if now is not before:
+            return before is not None or isinstance(now, torch.Tensor)
+        return before is not None and version_of(before) != self._version
 
-    def value_before(self, found: torch.Tensor | None) -> Any:
-        """What was there, unchanged; ABSENT if that is not known."""
-        if found is None or _version(found) == self._version:
-            return found
+    def value_before(self, before: torch.Tensor | None) -> Any:
+        """The value that was recorded; ABSENT if it was changed in place and not copied."""
+        if before is None or version_of(before) == self._version:
+            return before
         return ABSENT if self._copy is None else self._copy
 
 
-def _nothing() -> None:
+def _no_tensor() -> None:
     return None
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from mimose.execution.buffers import Place, Snapshot
+from mimose.execution.buffers import BufferSlot, BufferSnapshot
 from mimose.execution.context import generator_states
-from mimose.tensors import argument_tensors, forget, is_out_of_memory
+from mimose.tensors import argument_tensors, is_out_of_memory, release_traceback
 
 
 class Guard:
@@ -23,10 +23,10 @@ class Guard:
 
     __slots__ = ("_buffers", "_generators", "_handled", "_inputs")
 
-    def __init__(self, changing: list[Place], args: Any, kwargs: Any) -> None:
+    def __init__(self, changing: list[BufferSlot], args: Any, kwargs: Any) -> None:
         inputs = argument_tensors(args, kwargs)
         self._generators = generator_states(inputs)
-        self._buffers = Snapshot(changing) if changing else None
+        self._buffers = BufferSnapshot(changing) if changing else None
         self._inputs = [(tensor, tensor._version) for tensor in inputs if not tensor.is_inference()]
         self._handled = sys.exc_info()[1]
 
@@ -37,10 +37,10 @@ class Guard:
 
     def rewind(self, error: BaseException) -> None:
         """Let go of what the failed forward held; all is as before it."""
-        forget(error, sparing=self._handled)
+        release_traceback(error, keep=self._handled)
         for generator, state in self._generators:
             generator.set_state(state)
         if self._buffers is not None:
-            self._buffers.put_back()
+            self._buffers.restore()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()

@@ -6,7 +6,7 @@ memory. What it promises, and where the code relies on it:
 1. Gradients equal those of the plain function, bit for bit.
 2. RNG, autocast, attention backends and default device are those of the forward
    (`ExecutionContext`).
-3. Buffers are updated once a step (`Snapshot`).
+3. Buffers are updated once a step (`BufferSnapshot`).
 4. A tensor that was rebuilt lives until it is used, or until its block's part of the graph is
    freed; a second backward rebuilds it again.
 5. Arguments are held as autograd holds saved tensors: changed in place, they raise; inside an
@@ -22,6 +22,7 @@ of the outer one first.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -31,17 +32,20 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from mimose.errors import RecomputeError
-from mimose.execution.autograd import Listener
+from mimose.execution.autograd import ForwardEnd, Listener
 from mimose.execution.context import ExecutionContext
-from mimose.execution.dry_run import DryRun, Watch, alike
+from mimose.execution.dry_run import DryRun, DryRunRecorder, outputs_match
 from mimose.execution.saved_arguments import ArgumentsSavedByGraph, SavedArguments
 from mimose.tensors import (
     argument_tensors,
     is_out_of_memory,
-    local,
+    keeps_graph,
+    local_tensor,
+    release_traceback,
     storage_of,
     storages_in,
     task_id,
+    tensors_in,
     unknown_task,
 )
 
@@ -64,26 +68,29 @@ class Frame:
 
     __slots__ = (
         "__weakref__",
-        "block",
         "check",
         "complete",
         "devices",
         "dtypes",
         "early_stop",
+        "evictable",
         "execution_context",
         "found",
         "function",
         "in_use",
         "keeping",
         "listener",
+        "make_room",
         "misfits",
         "name",
         "node",
         "rebuilt",
+        "run",
         "run_id",
         "saved_arguments",
         "shapes",
         "storages",
+        "touched",
         "versions",
     )
 
@@ -94,8 +101,9 @@ class Frame:
         kwargs: Any,
         *,
         name: str = "",
-        block: int = -1,
+        run: int = -1,
         listener: Listener | None = None,
+        make_room: Callable[[], bool] | None = None,
         preserve_rng: bool = True,
         check: bool = True,
         early_stop: bool = True,
@@ -105,12 +113,17 @@ class Frame:
         tensors = argument_tensors(args, kwargs)
         self.function = function
         self.name = name
-        self.block = block
+        self.run = run
         self.listener = listener
+        self.make_room = make_room
+        """Frees memory of other runs when a recompute runs out of it; whether any came free."""
         self.check = check
         self.early_stop = early_stop
         self.found = found
         self.keeping = keeping
+        self.evictable = False
+        """Whether its kept activations are released one by one, and can be evicted before."""
+        self.touched = False
         self.execution_context = ExecutionContext(tensors, preserve_rng=preserve_rng)
         self.saved_arguments: SavedArguments | ArgumentsSavedByGraph
         if _hooks_are_active():
@@ -152,17 +165,17 @@ class Frame:
         there were no checkpoint, unless they are let go of. Without memory to try, they are let go
         of here, and the error is raised. Operators cannot be counted in compiled code.
         """
-        watch = Watch(self)
+        watch = DryRunRecorder(self)
         try:
             with watch if count_operators else nullcontext():
                 rebuilt = self._replay(watch.pack, watch.unpack)
         except Exception as error:
             if is_out_of_memory(error):
-                self.let_go()
+                self.evict()
                 raise
             return DryRun(f"it raised {type(error).__name__}: {error}")
         finally:
-            watch.let_go()
+            watch.clear()
         if watch.packed != len(self.shapes):
             return DryRun(
                 f"it saved {watch.packed} tensors where the forward saved {len(self.shapes)}"
@@ -170,15 +183,20 @@ class Frame:
         if self.misfits:
             return DryRun(self._describe_misfits())
         try:
-            if not alike(out, rebuilt):
+            if not outputs_match(out, rebuilt):
                 return DryRun("its outputs have other values")
         except Exception as error:  # nested tensors, say
             return DryRun(f"its outputs cannot be compared ({type(error).__name__}: {error})")
-        return DryRun(None, watch.operators_since if count_operators else None)
+        return DryRun(None, watch.operators_since_pack if count_operators else None)
 
-    def let_go(self) -> None:
-        """Keep nothing any more: the backward recomputes."""
-        self.keeping = False
+    @property
+    def can_be_evicted(self) -> bool:
+        """Whether it keeps its activations, and its backward has not begun."""
+        return self.evictable and not self.touched
+
+    def evict(self) -> None:
+        """Drop the activations that were kept: the backward recomputes them."""
+        self.keeping = self.evictable = False
         self.rebuilt.clear()
 
     def keep(self) -> None:
@@ -187,7 +205,7 @@ class Frame:
         For a frame made with `keeping=True`. Arguments that lead to the frame's own graph would
         otherwise hold it, and it them, where no garbage collector sees that.
         """
-        self.function, self.found = _as_it_is, None
+        self.function, self.found, self.evictable = _as_it_is, None, False
         self.saved_arguments = SavedArguments((), {}, [])
 
     def _packer(self) -> Callable[[torch.Tensor], int]:
@@ -203,7 +221,7 @@ class Frame:
             if self.keeping:
                 self.rebuilt.append(tensor.detach())
                 self.versions.append(_version(tensor))
-            if self.listener is not None:
+            if self.listener is not None and not _is_parameter(tensor):
                 storage = storage_of(tensor)
                 if storage is not None:
                     self.storages.append(weakref.ref(storage))
@@ -250,11 +268,25 @@ class Frame:
         self.in_use.append(tensor)
 
     def _kept(self, index: int) -> torch.Tensor:
+        """A tensor that was kept. It is released with this, unless the graph stays."""
         tensor = self.rebuilt[index]
-        assert tensor is not None
+        if tensor is None:  # read twice in one backward
+            return self._unpack_after_release(index)
         if _version(tensor) != self.versions[index]:
             self._raise_changed(tensor)
+        if not self.touched:
+            self.touched = True
+            if self.listener is not None:
+                self.listener.before_use(self.run)
+        if self.evictable and not keeps_graph():
+            self.rebuilt[index] = None
+            if self.listener is not None:
+                self._hold_until_used(tensor)
         return tensor
+
+    def _unpack_after_release(self, index: int) -> torch.Tensor:
+        self.evict()
+        return self._unpack(index)
 
     def _forget_rebuilt(self) -> None:
         self.rebuilt.clear()
@@ -280,14 +312,27 @@ class Frame:
         return tensor
 
     def _recompute(self) -> None:
+        """Rebuild all activations; once more if memory ran out and some could be freed."""
+        handled = sys.exc_info()[1]  # the caller's, and not ours to clear
+        try:
+            self._rebuild()
+        except Exception as error:
+            if self.make_room is None or not is_out_of_memory(error) or not self.make_room():
+                raise
+            release_traceback(error, keep=handled)
+        else:
+            return
+        self._rebuild()
+
+    def _rebuild(self) -> None:
         self.rebuilt.clear()
         self.versions = []
         if self.listener is None:
             self._replay(self._repacker(), self._looker_up())
         else:
-            self.listener.before_recompute(self.block)
+            self.listener.before_recompute(self.run)
             self._replay(self._repacker(), self._looker_up())
-            self.listener.after_recompute(self.block)
+            self.listener.after_recompute(self.run)
         if len(self.rebuilt) < len(self.shapes):
             self._fail(
                 "A different number of tensors was saved during the original forward and "
@@ -300,7 +345,7 @@ class Frame:
         self, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]
     ) -> Any:
         try:
-            args, kwargs = self.saved_arguments.release()
+            args, kwargs = self.saved_arguments.unpack()
         except RuntimeError as error:
             raise RuntimeError(
                 f"{self._title}: {error}. Work on a copy of it, or exclude this block"
@@ -380,13 +425,21 @@ class Frame:
         return look_up
 
     def _tell_of_forward(self, listener: Listener, args: Any, kwargs: Any, out: Any) -> None:
-        saved = {s._cdata for ref in self.storages if (s := ref()) is not None}
-        self.storages = []
+        packed = {s._cdata: s for ref in self.storages if (s := ref()) is not None}
+        saved, self.storages = packed.keys(), []
         inputs = argument_tensors(args, kwargs)
-        made = saved - storages_in(inputs).keys()  # what is passed through is somebody else's
-        own = [storage for key, storage in storages_in(out).items() if key in made]
+        given = storages_in(inputs)
+        made = {
+            storage._cdata: tensor
+            for tensor in tensors_in(out)
+            if (storage := storage_of(tensor)) is not None and storage._cdata not in given
+        }
+        own = [tensor for key, tensor in made.items() if key in saved]
         idle = [t for t in inputs if (s := storage_of(t)) is not None and s._cdata not in saved]
-        listener.forward_ends(self.block, own, idle)
+        inside = packed.keys() - given.keys() - made.keys()
+        explained = sum(packed[key].nbytes() for key in inside)
+        end = ForwardEnd(list(made.values()), own, idle, explained, self.keeping)
+        listener.forward_ends(self.run, end)
 
     def _describe_misfits(self) -> str:
         lines = [
@@ -428,8 +481,8 @@ def hide_from_compiler() -> None:
 
     looking = Frame(_as_it_is, (), {}, keeping=True)
     hooks = (Frame(_as_it_is, (), {})._packer(), looking._packer(), looking._repacker())
-    own = (looking._looker_up(), storage_of, local, _version, Watch.pack, Watch.unpack)
-    for function in (*hooks, *own):
+    own = (looking._looker_up(), storage_of, local_tensor, _version, _is_parameter)
+    for function in (*hooks, *own, DryRunRecorder.pack, DryRunRecorder.unpack):
         skip_code(function.__code__)
 
 
@@ -474,6 +527,12 @@ _current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", l
 
 def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    """Whether it is a parameter or a view of one, such as a transposed weight."""
+    base = tensor._base
+    return isinstance(tensor if base is None else base, torch.nn.Parameter)
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

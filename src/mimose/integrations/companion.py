@@ -1,4 +1,4 @@
-"""mimose at a trainer's side: attached while it trains, and what was learned kept in between."""
+"""Attaches mimose while a trainer trains, and keeps its state between runs."""
 
 from __future__ import annotations
 
@@ -19,92 +19,91 @@ from mimose.integrations.metrics import Interval
 log = logging.getLogger("mimose")
 
 FILE_NAME = "mimose.json"
-"""Where a checkpoint folder keeps what was learned."""
+"""The file in a checkpoint folder that contains the state of mimose."""
 
 
 @final
 class Companion:
-    """Attaches when a run begins, detaches when it ends, carries what was learned from run to run.
+    """Attaches when a run begins, detaches when it ends, and loads the state into the next run.
 
-    Trainers wrap, move and rebuild models up to the last moment, so nothing is attached before
-    training begins; and nothing is left on the model when it ends.
+    It attaches as late as possible, because trainers wrap, move and rebuild models before that.
     """
 
     def __init__(self, memory_budget: int | str, **options: Any) -> None:
-        refuse_options(memory_budget, options)
+        refuse_options(memory_budget, **options)
         self._memory_budget = memory_budget
         self._options = options
         self._interval = Interval()
-        self._learned: dict[str, Any] | None = None
+        self._state: dict[str, Any] | None = None
         self._model: Callable[[], nn.Module | None] = lambda: None
         self.handle: Mimose | None = None
-        """Of the present run, or of the last one."""
+        """The handle of the current or last run."""
 
     def __str__(self) -> str:
-        """What was asked for beyond the defaults, and where it stands."""
-        usual = inspect.signature(auto_checkpoint).parameters
-        said = {n: value for n, value in self._options.items() if value != usual[n].default}
-        given = {"memory_budget": self._memory_budget, **said}
-        asked = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        state = "not attached yet" if self.handle is None else repr(self.handle)
-        return f"{asked}; {state}"
+        """The options that differ from their defaults, and the handle."""
+        defaults = inspect.signature(auto_checkpoint).parameters
+        changed = {n: value for n, value in self._options.items() if value != defaults[n].default}
+        options = {"memory_budget": self._memory_budget, **changed}
+        shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        return f"{shown}; {'not attached yet' if self.handle is None else repr(self.handle)}"
 
     @property
     def attached(self) -> bool:
         return self.handle is not None and self.handle.attached
 
     def begin(self, model: nn.Module) -> Mimose:
-        """A run begins. If it begins once more (after a smaller batch was chosen), go on."""
+        """Attach to the model, unless already attached (a restart with a smaller batch size)."""
         if self.handle is not None and self.attached and self._model() is model:
             return self.handle
         self.end()
         self.handle = auto_checkpoint(model, self._memory_budget, **self._options)
         self._model = weakref.ref(model)
         self._interval = Interval()
-        if self._learned:
-            self.handle.load_state_dict(self._learned)
+        if self._state:
+            self.handle.load_state_dict(self._state)
         return self.handle
 
     def end(self) -> None:
-        """The run is over, in whatever way: the model is as before."""
+        """Keep the state and restore the model."""
         if self.handle is not None and self.handle.attached:
-            self._learned = self.handle.state_dict()
+            self._state = self.handle.state_dict()
             self.handle.detach()
 
     def row(self) -> dict[str, float]:
-        """What to log now."""
+        """The metrics to log; empty if not attached."""
         return self._interval.row(self.handle) if self.handle and self.attached else {}
 
-    # What was learned
-
     def state_dict(self) -> dict[str, Any]:
-        """What was learned so far, as plain numbers and strings."""
+        """The state of the current or last run."""
         if self.handle is not None and self.attached:
             return self.handle.state_dict()
-        return self._learned or {}
+        return self._state or {}
 
-    def load_state_dict(self, learned: dict[str, Any]) -> None:
-        """Start from this: now if attached, else with the next run."""
-        self._learned = learned
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state now if attached, else when the next run begins."""
+        self._state = state
         if self.handle is not None and self.attached:
-            self.handle.load_state_dict(learned)
+            self.handle.load_state_dict(state)
 
     def save(self, folder: Path) -> None:
-        """Beside a trainer's checkpoint."""
+        """Save the state to a trainer's checkpoint folder."""
         if self.attached and folder.is_dir():
             (folder / FILE_NAME).write_text(json.dumps(self.state_dict()))
 
     def load(self, folder: Path) -> None:
-        """From beside a trainer's checkpoint. One that was made without mimose has nothing."""
+        """Load the state from a trainer's checkpoint folder, if it contains one."""
         file = folder / FILE_NAME
         if not file.is_file():
-            log.info("%s has no %s: mimose observes anew", folder, FILE_NAME)
+            log.info("%s has no %s: mimose observes this run from the start", folder, FILE_NAME)
             return
         try:
-            learned = json.loads(file.read_text())
+            state = json.loads(file.read_text())
         except ValueError as error:
-            learned = error
-        if isinstance(learned, dict):
-            self.load_state_dict(learned)
+            state = error
+        if isinstance(state, dict):
+            self.load_state_dict(state)
         else:
-            warn(f"{file} is damaged ({learned!r:.80}): mimose observes anew. Training goes on")
+            warn(
+                f"{file} is damaged ({state!r:.80}): mimose observes this run from the start. "
+                "Training continues"
+            )

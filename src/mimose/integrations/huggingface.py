@@ -1,11 +1,10 @@
-"""transformers' `Trainer`, and everything derived from it: `SFTTrainer`, `Seq2SeqTrainer`, …
+"""transformers' `Trainer` and its subclasses: `SFTTrainer`, `Seq2SeqTrainer`, …
 
     enable(trainer, memory_budget="20GiB")
     trainer.train()
 
-A callback alone could do less: callbacks never see a batch, cannot run a step again, and are told
-of a log after TensorBoard and the others were. So `enable` also stands in front of three methods of
-the one trainer that it is given: `train`, `training_step` and `log`.
+Callbacks do not see batches, cannot retry a step, and receive logs after TensorBoard and the like.
+So `enable` also wraps three methods of the given trainer: `train`, `training_step` and `log`.
 """
 
 from __future__ import annotations
@@ -59,28 +58,27 @@ def enable(
     input_size: SizeFunction | None = None,
     record: str | os.PathLike[str] | None = None,
 ) -> Enabled:
-    """Let `trainer` train within `memory_budget`. To be called before `trainer.train()`.
+    """Make `trainer` train within `memory_budget`. Call this before `trainer.train()`.
 
-    While it trains, every micro-batch gets its own plan, and one that runs out of memory is run
-    again under a stricter plan. The trainer's logs gain values named `mimose/…`, its checkpoints a
-    file from which `resume_from_checkpoint` goes on without observing anew. When `train()` is over,
-    in whatever way, the model is as before.
+    Every micro-batch gets its own plan. If it runs out of memory, it is run again under a stricter
+    plan. Metrics named `mimose/…` are added to the trainer's logs. The learned costs are saved in
+    its checkpoints, and `resume_from_checkpoint` loads them. The model is restored when `train()`
+    ends, also by an exception.
 
     Args:
-        trainer: A `Trainer`, or anything derived from it.
-        memory_budget: As for `mimose.auto_checkpoint`; so are all others.
+        trainer: A `Trainer` or a subclass.
+        memory_budget: This and all other arguments are those of `mimose.auto_checkpoint`.
 
     >>> enabled = enable(trainer, memory_budget="20GiB")  # doctest: +SKIP
     >>> trainer.train()  # doctest: +SKIP
     >>> print(enabled.stats())  # doctest: +SKIP
     """
-    # Say at once what would otherwise be found out when training begins.
     if not isinstance(trainer, Trainer):
         raise ArgumentError(
-            f"enable takes a transformers.Trainer, not a {type(trainer).__name__}: for a model in "
-            "a loop of your own call mimose.auto_checkpoint"
+            f"enable() needs a transformers.Trainer, not a {type(trainer).__name__}: for your own "
+            "training loop, call mimose.auto_checkpoint"
         )
-    options = {
+    options: dict[str, Any] = {
         "blocks": blocks,
         "exclude": exclude,
         "planner": planner,
@@ -90,59 +88,59 @@ def enable(
         "input_size": input_size,
         "record": record,
     }
-    refuse_options(memory_budget, options)
+    refuse_options(memory_budget, **options)
     if not switched_off():
         _refuse_data_parallel(trainer.args)
         _blocks_of(trainer.model, options)
     former = vars(trainer).get("train")
-    if isinstance(former, _Stand):
-        log.info("mimose was enabled for this trainer already: the new call replaces the former")
+    if isinstance(former, _Wrapper):
+        log.info("mimose was already enabled for this trainer: this call replaces the old one")
         former.owner.disable()
     return Enabled(trainer, memory_budget, options)
 
 
 @final
 class Enabled:
-    """mimose in one trainer; made by `enable`."""
+    """mimose in one trainer; returned by `enable`."""
 
     def __init__(self, trainer: Trainer, memory_budget: int | str, options: dict[str, Any]) -> None:
         self._trainer = trainer
         self._options = options
         self._companion = Companion(memory_budget, **options)
-        self._presence = _Presence(self._companion)
-        trainer.add_callback(self._presence)
-        self._stands = [
-            _Stand(self, trainer, "train", self._train),
-            _Stand(self, trainer, "training_step", self._training_step),
-            _Stand(self, trainer, "log", self._log),
+        self._callback = _Callback(self._companion)
+        trainer.add_callback(self._callback)
+        self._wrappers = [
+            _Wrapper(self, trainer, "train", self._train),
+            _Wrapper(self, trainer, "training_step", self._training_step),
+            _Wrapper(self, trainer, "log", self._log),
         ]
 
     def __repr__(self) -> str:
-        state = self._companion if self._stands else "disabled"
+        state = self._companion if self._wrappers else "disabled"
         return f"<mimose in {type(self._trainer).__name__}: {state}>"
 
     @property
     def handle(self) -> Mimose | None:
-        """mimose on the model: of the present run, or of the last one; None before the first."""
+        """The handle of the current or last run; None before the first."""
         return self._companion.handle
 
     def stats(self) -> Stats:
-        """What has happened in the present run, or in the last one."""
+        """Statistics of the current or last run."""
         return self.handle.stats() if self.handle else Stats()
 
     def explain(self, **batch: Any) -> Explanation:
-        """Why a batch gets the plan that it gets."""
+        """Explain the plan of a batch."""
         if self.handle is None:
-            raise ConflictError("nothing is known of any batch before trainer.train() has begun")
+            raise ConflictError("there are no plans yet: call trainer.train() before explain()")
         return self.handle.explain(**batch)
 
     def disable(self) -> None:
-        """The trainer is as before; so is the model."""
+        """Restore the trainer and the model."""
         self._companion.end()
-        if self._stands:
-            self._trainer.remove_callback(self._presence)
-        while self._stands:
-            self._stands.pop().leave()
+        if self._wrappers:
+            self._trainer.remove_callback(self._callback)
+        while self._wrappers:
+            self._wrappers.pop().remove()
 
     def _train(
         self, plain: Callable[..., Any], resume_from_checkpoint: Any = None, *args: Any, **more: Any
@@ -152,7 +150,7 @@ class Enabled:
             folder = get_last_checkpoint(self._trainer.args.output_dir)  # type: ignore[no-untyped-call]
         if folder:
             self._companion.load(Path(folder))
-        with _blocks_compiled_instead(self._trainer, self._presence, self._options):
+        with _blocks_compiled_instead(self._trainer, self._callback, self._options):
             try:
                 return plain(resume_from_checkpoint, *args, **more)
             finally:
@@ -166,26 +164,26 @@ class Enabled:
             return plain(model, inputs, *args, **more)
 
         def attempt() -> Any:
-            # A step may take things out of its inputs (labels, for a smoothed loss).
-            own = copy.copy(inputs) if isinstance(inputs, MutableMapping) else inputs
-            return plain(model, own, *args, **more)
+            # A step may remove entries of its inputs (such as labels, for label smoothing).
+            copied = copy.copy(inputs) if isinstance(inputs, MutableMapping) else inputs
+            return plain(model, copied, *args, **more)
 
         return handle.retry(attempt)
 
     def _log(
         self, plain: Callable[..., Any], logs: dict[str, float], *args: Any, **more: Any
     ) -> Any:
-        if _is_of_training(logs):
+        if _is_training_log(logs):
             logs.update(self._companion.row())
         return plain(logs, *args, **more)
 
 
-class _Presence(TrainerCallback):
-    """Attaches when training begins, saves beside each checkpoint, detaches at the end."""
+class _Callback(TrainerCallback):
+    """Attaches when training begins, saves the state with each checkpoint, detaches at the end."""
 
     def __init__(self, companion: Companion) -> None:
         self._companion = companion
-        self.when_attaching: Callable[[nn.Module], None] = lambda model: None
+        self.before_attaching: Callable[[nn.Module], None] = lambda model: None
 
     def on_train_begin(
         self,
@@ -198,10 +196,10 @@ class _Presence(TrainerCallback):
         assert model is not None
         if args.gradient_checkpointing and not (self._companion.attached or switched_off()):
             log.warning(
-                "gradient_checkpointing=True: mimose decides for each batch which of the model's "
-                "layers are recomputed, instead of recomputing all of them"
+                "gradient_checkpointing=True: mimose decides for each batch which layers are "
+                "recomputed, instead of recomputing all of them"
             )
-        self.when_attaching(model)
+        self.before_attaching(model)
         self._companion.begin(model)
 
     def on_save(
@@ -217,17 +215,16 @@ class _Presence(TrainerCallback):
 
 
 @final
-class MimoseCallback(_Presence):
-    """mimose for those who prefer `callbacks=[MimoseCallback(memory_budget="20GiB")]`.
+class MimoseCallback(_Callback):
+    """mimose as a callback: `callbacks=[MimoseCallback(memory_budget="20GiB")]`.
 
-    Prefer `enable`. A callback never sees a batch, nor the step that runs it. Therefore
+    Prefer `enable`, because a callback cannot wrap the training step. With the callback
 
-    - a step that runs out of memory is not run again: the error ends the training;
-    - mimose's values never reach TensorBoard, W&B and the like, which have logged before any
-      callback of yours is called: they are printed, and are in `trainer.state.log_history`;
-    - what an earlier run has learned is found again only if that run's checkpoint lies in this
-      trainer's `output_dir`;
-    - `torch_compile=True` is refused, since the model is compiled as a whole before it is asked;
+    - a step that runs out of memory is not retried: the error ends the training;
+    - metrics of mimose do not reach TensorBoard, W&B and the like, which log before user callbacks
+      are called: they are printed and stored in `trainer.state.log_history`;
+    - a resumed run loads the learned costs only from a checkpoint in this trainer's `output_dir`;
+    - `torch_compile=True` is refused, since the whole model is compiled before mimose is called;
     - after an exception the model stays attached: call `callback.handle.detach()`.
     """
 
@@ -263,7 +260,7 @@ class MimoseCallback(_Presence):
 
     @property
     def handle(self) -> Mimose | None:
-        """mimose on the model: of the present run, or of the last one; None before the first."""
+        """The handle of the current or last run; None before the first."""
         return self._companion.handle
 
     def on_train_begin(
@@ -289,58 +286,58 @@ class MimoseCallback(_Presence):
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        if logs is not None and _is_of_training(logs):
+        if logs is not None and _is_training_log(logs):
             row = self._companion.row()
             logs.update(row)
             state.log_history[-1].update(row)
 
 
-class _Stand:
-    """Stands in front of one method of one trainer, until `leave`."""
+class _Wrapper:
+    """Replaces one method of one trainer until `remove`."""
 
     def __init__(
-        self, owner: Enabled, trainer: Trainer, name: str, instead: Callable[..., Any]
+        self, owner: Enabled, trainer: Trainer, name: str, replacement: Callable[..., Any]
     ) -> None:
         self.owner = owner
-        self._place, self._name = vars(trainer), name
-        self._former = self._place.get(name)
+        self._attributes, self._name = vars(trainer), name
+        self._former = self._attributes.get(name)
         plain = getattr(trainer, name)
-        self._call = functools.partial(instead, plain)
+        self._call = functools.partial(replacement, plain)
         functools.update_wrapper(self, plain)
-        self._place[name] = self
+        self._attributes[name] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
 
-    def leave(self) -> None:
-        if self._place.get(self._name) is not self:
+    def remove(self) -> None:
+        if self._attributes.get(self._name) is not self:  # wrapped again by something else
             return
         if self._former is None:
-            del self._place[self._name]
+            del self._attributes[self._name]
         else:
-            self._place[self._name] = self._former
+            self._attributes[self._name] = self._former
 
 
 @contextmanager
 def _blocks_compiled_instead(
-    trainer: Trainer, presence: _Presence, options: dict[str, Any]
+    trainer: Trainer, callback: _Callback, options: dict[str, Any]
 ) -> Iterator[None]:
-    """With `torch_compile=True`, compile each block: compiled as a whole, a model has none."""
+    """With `torch_compile=True`, compile each block instead of the whole model."""
     plugin = trainer.accelerator.state.dynamo_plugin
     if plugin.backend == DynamoBackend.NO or switched_off():
         yield
         return
-    how, backend = plugin.to_kwargs(), plugin.backend
+    compile_options, backend = plugin.to_kwargs(), plugin.backend
     compiled: list[nn.Module] = []
 
     def compile_blocks(model: nn.Module) -> None:
         for block in _blocks_of(model, options):
             if block._compiled_call_impl is None:
-                block.compile(**how)
+                block.compile(**compile_options)
                 compiled.append(block)
 
     log.warning("torch_compile=True: blocks are compiled one by one, not the model as a whole")
-    plugin.backend, presence.when_attaching = DynamoBackend.NO, compile_blocks
+    plugin.backend, callback.before_attaching = DynamoBackend.NO, compile_blocks
     try:
         yield
     finally:
@@ -359,24 +356,23 @@ def _checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:
     return Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
 
 
-def _is_of_training(logs: dict[str, float]) -> bool:
-    """And neither of an evaluation nor the summary at the end."""
+def _is_training_log(logs: dict[str, float]) -> bool:
+    """False for the logs of an evaluation and for the summary at the end."""
     return "loss" in logs
 
 
 def _refuse_compiled(args: TrainingArguments) -> None:
     if args.torch_compile:
         raise ConflictError(
-            "torch_compile=True has compiled the model as a whole, so that no block can be decided "
-            "upon: use mimose.integrations.huggingface.enable(trainer), which has the blocks "
-            "compiled one by one"
+            "torch_compile=True has compiled the model as a whole, which hides its blocks: use "
+            "mimose.integrations.huggingface.enable(trainer), which compiles the blocks one by one"
         )
 
 
 def _refuse_data_parallel(args: TrainingArguments) -> None:
     if args.n_gpu > 1:
         raise ConflictError(
-            f"Trainer would spread the model over {args.n_gpu} devices by nn.DataParallel, which "
-            "copies it for each device at each step: start one process a device, `torchrun "
-            f"--nproc-per-node={args.n_gpu} train.py`, or train on one, CUDA_VISIBLE_DEVICES=0"
+            f"Trainer would train on {args.n_gpu} devices with nn.DataParallel, which copies the "
+            "model to each device at each step: start one process per device with `torchrun "
+            f"--nproc-per-node={args.n_gpu} train.py`, or set CUDA_VISIBLE_DEVICES=0 to use one"
         )

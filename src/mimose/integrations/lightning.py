@@ -2,7 +2,7 @@
 
     trainer = lightning.Trainer(callbacks=[MimoseCallback(memory_budget="20GiB")])
 
-Fabric needs nothing of this: `mimose.auto_checkpoint(model, …)`, before or after `fabric.setup`.
+Fabric needs no callback: call `mimose.auto_checkpoint(model, …)` before or after `fabric.setup`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
 
     def _callbacks() -> tuple[type, ...]:
-        """The two names are two packages, each with a `Callback` of its own: serve both."""
+        """The `Callback` classes of all installed packages: each trainer accepts only its own."""
         names = ("lightning.pytorch", "pytorch_lightning")
         installed = [name for name in names if importlib.util.find_spec(name.partition(".")[0])]
         if not installed:
@@ -37,15 +37,15 @@ else:
 
 @final
 class MimoseCallback(Callback):
-    """Keeps a `Trainer.fit` within `memory_budget`.
+    """Runs `Trainer.fit` within `memory_budget`, with a plan for every batch.
 
-    Every batch gets its own plan. Values named `mimose/…` are logged at the trainer's
-    `log_every_n_steps`; what was learned is part of the trainer's checkpoints, so that a resumed
-    run plans from its first step. When `fit` is over, or an exception ends it, the model is as
-    before. A step that runs out of memory is not run again: a callback cannot do that.
+    Metrics named `mimose/…` are logged every `log_every_n_steps`. The learned costs are saved in
+    the trainer's checkpoints, so that a resumed run plans from its first step. The model is
+    restored when `fit` ends, also by an exception. A step that runs out of memory is not retried,
+    because a callback cannot run it again.
 
     Args:
-        memory_budget: As for `mimose.auto_checkpoint`; so are all others.
+        memory_budget: This and all other arguments are those of `mimose.auto_checkpoint`.
 
     >>> trainer = Trainer(callbacks=[MimoseCallback(memory_budget="20GiB")])  # doctest: +SKIP
     """
@@ -81,7 +81,7 @@ class MimoseCallback(Callback):
 
     @property
     def handle(self) -> Mimose | None:
-        """mimose on the module: of the present fit, or of the last one; None before the first."""
+        """The handle of the current or last fit; None before the first."""
         return self._companion.handle
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,30 +1,37 @@
-"""Which modules of a model are blocks, and how their calls are intercepted.
+"""Find the blocks of a model and intercept their calls.
 
-Also what stands in the way: compiled models, other checkpointing, blocks that cannot be recomputed.
+Also detects conflicts: compiled models, other checkpointing, blocks that cannot be recomputed.
 Knows neither memory nor plans.
 """
 
 from mimose.interception.attachment import RECOMPUTE_EVERYTHING, Attachment, BlockInterceptor
-from mimose.interception.block_names import described, pattern_of
+from mimose.interception.block_names import describe_blocks, name_pattern
 from mimose.interception.blocks import Block, Selector, find_blocks
-from mimose.interception.compiled import Tripwire, refuse_compiled, refuse_lazy
-from mimose.interception.root import RootInterceptor
-from mimose.interception.takeover import refuse_foreign
+from mimose.interception.compiled import BypassDetector, refuse_compiled, refuse_lazy
+from mimose.interception.directive import KEEP, RECOMPUTE, Directive, Director, Evictor
+from mimose.interception.root import RootInterceptor, RootOwner
+from mimose.interception.takeover import refuse_other_checkpointing
 from mimose.interception.trial import Trials
 
 __all__ = [
+    "KEEP",
+    "RECOMPUTE",
     "RECOMPUTE_EVERYTHING",
     "Attachment",
     "Block",
     "BlockInterceptor",
+    "BypassDetector",
+    "Directive",
+    "Director",
+    "Evictor",
     "RootInterceptor",
+    "RootOwner",
     "Selector",
     "Trials",
-    "Tripwire",
-    "described",
+    "describe_blocks",
     "find_blocks",
-    "pattern_of",
+    "name_pattern",
     "refuse_compiled",
-    "refuse_foreign",
     "refuse_lazy",
+    "refuse_other_checkpointing",
 ]

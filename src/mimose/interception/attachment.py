@@ -1,36 +1,29 @@
-"""Sit on a model's blocks, so that each runs kept or recomputed, as a director says."""
+"""Intercept the calls of a model's blocks, so that each runs as a director says."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
+from mimose.costs import Option
 from mimose.execution import CacheUse, Guard, are_plain, may_take_cache, watch_backward
 from mimose.interception.blocks import Block
 from mimose.interception.compiled import refuse_in_compiled_code
+from mimose.interception.directive import RECOMPUTE, Directive, Director
 from mimose.interception.interceptor import under_transform
 from mimose.interception.takeover import Takeover
 from mimose.interception.trial import Tried, TriedInterceptor
 
 
-class Director(Protocol):
-    """Decides how blocks run: asked at each training call of a block."""
-
-    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
-        """Whether this run of the block keeps nothing and recomputes."""
-
-    def ran_out(self, interceptor: BlockInterceptor) -> None:
-        """Memory ran out while the block, guarded, was to be kept: it is recomputed instead."""
-
-
 class BlockInterceptor(TriedInterceptor):
-    """Sits on one block and runs it as the director says."""
+    """Intercepts the calls of one block and runs them as the director says."""
 
-    __slots__ = ("after", "caches", "director", "guarded", "index", "stack")
+    __slots__ = ("caches", "director", "index", "stack")
 
     def __init__(
         self,
@@ -40,17 +33,13 @@ class BlockInterceptor(TriedInterceptor):
         tried: Tried | None = None,
         caches: CacheUse | None = None,
     ) -> None:
-        super().__init__(block, index, Tried() if tried is None else tried)
+        super().__init__(block, Tried() if tried is None else tried)
         self.index = index
         self.stack = block.name.rpartition(".")[0]
         """The name of the list that the block is in."""
         self.director = director
-        self.after: Callable[[Any, Any], None] | None = None
-        """Called once, with the inputs and the output of the coming run."""
         self.caches = caches if may_take_cache(block.module) else None
-        """What is known of the model's caches; None if the block is given none."""
-        self.guarded = False
-        """Whether the coming run, if it is kept, is near the limit; the director sets it."""
+        """How the model uses caches; None if the block takes none."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.module.training or not torch.is_grad_enabled():
@@ -65,50 +54,65 @@ class BlockInterceptor(TriedInterceptor):
             self.tried.waiting.settle()
         bound = False
         if self.caches is not None:
-            args, kwargs, bound = self.caches.given(self.index, self.stack, args, kwargs)
-        again = self.director.recompute(self, args, kwargs)
-        if again and self.trusted is not False:
-            out = self._recomputed(args, kwargs)
-        elif self.guarded and not bound and self._may_run_twice(args, kwargs):
-            out = self._kept_if_it_fits(args, kwargs)
-        else:
-            out = self.plain(args, kwargs)
-        if self.listener is not None:
-            watch_backward(self.listener, self.run, (args, kwargs), out)
-        if self.after is not None:
-            after, self.after = self.after, None
-            after((args, kwargs), out)
+            args, kwargs, bound = self.caches.arguments_for(self.index, self.stack, args, kwargs)
+        directive = self.director.direct(self.index, args, kwargs)
+        out = self._run(directive, args, kwargs, may_fail=not bound)
+        if directive.listener is not None:
+            watch_backward(directive.listener, directive.run, (args, kwargs), out)
+        if directive.after is not None:
+            directive.after((args, kwargs), out)
         return out
 
-    def let_go(self) -> None:
-        super().let_go()
-        self.after = None
+    def _run(self, directive: Directive, args: Any, kwargs: Any, *, may_fail: bool) -> Any:
+        if self.trusted is False:
+            return self.plain(args, kwargs)
+        if directive.option is Option.RECOMPUTE:
+            return self._through_forward(directive, args, kwargs)
+        watched = directive.listener is not None or directive.evictor is not None
+        if not (watched or directive.guarded):
+            return self.plain(args, kwargs)
+        keep = self._through_forward if watched else self._plainly
+        if may_fail and self._may_run_twice(args, kwargs):
+            return self._kept_if_it_fits(keep, directive, args, kwargs)
+        return keep(directive, args, kwargs)
+
+    def _plainly(self, _: Directive, args: Any, kwargs: Any) -> Any:
+        return self.plain(args, kwargs)
 
     def _may_run_twice(self, args: Any, kwargs: Any) -> bool:
-        """Whether a forward that fails leaves nothing behind, and nobody else takes part in it.
+        """Whether a forward that fails leaves nothing behind, and other ranks take no part in it.
 
-        Other ranks do, and hooks such as FSDP2's.
+        They do where the block issues collectives, and where hooks such as FSDP2's run before it.
         """
         alone = not self.speaks_to and not self.module._forward_pre_hooks
         clean = bool(self.trusted) and not self.side_effects
         return alone and clean and are_plain(args, kwargs)
 
-    def _kept_if_it_fits(self, args: Any, kwargs: Any) -> Any:
+    def _kept_if_it_fits(
+        self, keep: Callable[..., Any], directive: Directive, args: Any, kwargs: Any
+    ) -> Any:
         guard = Guard(self.changing, args, kwargs)
         try:
-            return self.plain(args, kwargs)
+            return keep(directive, args, kwargs)
         except Exception as error:
             if not guard.can_help(error):
                 raise
             guard.rewind(error)
-        self.director.ran_out(self)
-        return self._recomputed(args, kwargs)
+        if directive.evictor is not None:
+            directive.evictor.make_room()
+        self.director.ran_out(self.index)
+        return self._through_forward(
+            replace(directive, option=Option.RECOMPUTE, evictor=None), args, kwargs
+        )
 
-    def _recomputed(self, args: Any, kwargs: Any) -> Any:
+    def _through_forward(self, directive: Directive, args: Any, kwargs: Any) -> Any:
+        """Run the block in a frame that holds its activations, or rebuilds them.
+
+        The block's own forward hooks run once, outside of what is recomputed: only `forward` is,
+        and it is exchanged for the length of this call.
+        """
         if self.compiled is not None:
-            return self.checkpointed(self.compiled, args, kwargs)
-        # The block's own forward hooks run once, outside of what is recomputed: only `forward`
-        # is, and it is exchanged for the length of this call.
+            return self.checkpointed(directive, self.compiled, args, kwargs)
         module = self.module
         place, forward = module.__dict__, module.forward
         former = place.get("forward")
@@ -121,7 +125,7 @@ class BlockInterceptor(TriedInterceptor):
 
         def once(*args: Any, **kwargs: Any) -> Any:
             restore()
-            return self.checkpointed(forward, args, kwargs)
+            return self.checkpointed(directive, forward, args, kwargs)
 
         place["forward"] = once
         try:
@@ -178,10 +182,10 @@ def _let_go(interceptors: list[weakref.ref[BlockInterceptor]]) -> None:
 class _Everything:
     """The director that recomputes every block."""
 
-    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
-        return True
+    def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
+        return RECOMPUTE
 
-    def ran_out(self, interceptor: BlockInterceptor) -> None:
+    def ran_out(self, block: int) -> None:
         raise AssertionError("nothing is kept")
 
 

@@ -1,4 +1,4 @@
-"""Blocks of one make: what one of them has shown in its first run need not be tried on the rest."""
+"""Recognize blocks that are built alike, so that the trial of one is valid for the others."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import nn
 from mimose.execution import is_norm
 
 _PLAIN = (bool, int, float, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, type)
-_OWN = frozenset(vars(nn.Module())) - {"training"} | {"_compiled_call_impl"}
-_FEW = 16
-"""Containers of up to this many plain values are compared by these."""
-_NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "idx", "index"})
-"""Attributes in which a block stores its position among its siblings."""
+_MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"} | {"_compiled_call_impl"}
+_MOST_ITEMS = 16
+"""Longer containers are compared by identity, shorter ones of plain values by their items."""
+_POSITIONS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "idx", "index"})
+"""Attributes that store a block's position among its siblings."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class _Same:
-    """Equal to the very same object alone."""
+class _ByIdentity:
+    """Wraps an object so that it is compared by identity."""
 
     __slots__ = ("_value",)
 
@@ -30,17 +30,18 @@ class _Same:
         self._value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._value is self._value
+        return isinstance(other, _ByIdentity) and other._value is self._value
 
     def __hash__(self) -> int:
         return id(self._value)
 
 
 def kind_of(block: nn.Module) -> Hashable | None:
-    """What a block is made of: equal for blocks that do the same with the same kind of input.
+    """The structure of a block: equal for blocks that compute the same on the same kind of input.
 
-    Everything but its weights and its number has to be equal, or the same object. None if that
-    cannot be told: hooks inside it, a forward of its own, tensors in its attributes.
+    Everything except the weights' values and the block's position must be equal or the same object.
+    None if that cannot be compared: hooks inside the block, a replaced `forward`, buffers other
+    than a norm's, or tensors in attributes.
     """
     parts = list(block.named_modules())
     for name, part in parts:
@@ -64,18 +65,18 @@ def _attributes(part: nn.Module) -> Hashable:
     return tuple(
         (name, _comparable(value, part))
         for name, value in vars(part).items()
-        if name not in _OWN and not (name in _NUMBERS and type(value) is int)
+        if name not in _MODULE_INTERNALS and not (name in _POSITIONS and type(value) is int)
     )
 
 
 def _comparable(value: Any, part: nn.Module) -> Hashable:
     if isinstance(value, _PLAIN):
         return type(value), value
-    if type(value) in (tuple, list, set, dict) and len(value) <= _FEW:
+    if type(value) in (tuple, list, set, dict) and len(value) <= _MOST_ITEMS:
         items = list(value.items()) if isinstance(value, dict) else list(value)
         plain = (item for pair in items for item in (pair if isinstance(value, dict) else [pair]))
         if all(isinstance(item, _PLAIN) for item in plain):
             return type(value), frozenset(items) if isinstance(value, set) else tuple(items)
     if isinstance(value, types.MethodType) and value.__self__ is part:
-        return _Same(value.__func__)
-    return _Same(value)
+        return _ByIdentity(value.__func__)
+    return _ByIdentity(value)

@@ -1,10 +1,10 @@
 """Find the blocks of a model: the modules that may be recomputed as a whole.
 
-No model is known by name. Blocks are the children of the model's lists (`ModuleList`, `Sequential`)
-of repeated parts, at any depth: encoder layers, bottlenecks in their stages, two stacks of an
-encoder–decoder; and modules of the same kind outside of these lists, like the first and the middle
-part of a UNet. They come in the order of registration, which is the order of execution in almost
-every model; whoever runs them sees the true order.
+No model is known by name. Blocks are the children of lists (`ModuleList`, `Sequential`) of repeated
+parts, at any depth: encoder layers, the bottlenecks of each stage, both stacks of an
+encoder-decoder. Modules of the same kind outside these lists are blocks too, like the first and the
+middle part of a UNet. Blocks are returned in order of registration, which is the order of execution
+in almost every model.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ def find_blocks(
     else:
         found = _select(model, blocks, "blocks")
         if not found:
-            raise BlocksError("blocks=[] names no block: name some, or leave it to the structure")
+            raise BlocksError("blocks=[] selects no block: name some, or omit blocks=")
         _refuse_nesting(found)
         _refuse_lists(found)
     if exclude is not None:
-        outside = {id(block.module) for block in _select(model, exclude, "exclude")}
-        found = [block for block in found if id(block.module) not in outside]
+        excluded = {id(block.module) for block in _select(model, exclude, "exclude")}
+        found = [block for block in found if id(block.module) not in excluded]
         if not found:
-            raise BlocksError(f"exclude={exclude!r} leaves no block: name fewer modules")
+            raise BlocksError(f"exclude={exclude!r} excludes every block: exclude fewer modules")
     return found
 
 
 _NOTHING_FOUND = (
-    "no blocks found in {model}: looked for a ModuleList or Sequential, at any depth, with "
-    "repeated children that have parts of their own, or large ones that take the same arguments, "
-    "then for a Sequential of at least two parts. "
+    "no blocks found in {model}: there is no ModuleList or Sequential, at any depth, with repeated "
+    "children that have submodules, or with large children that take the same arguments, nor a "
+    "Sequential of at least two layers. "
     'Name them: blocks="encoder.layer.*", blocks=MyLayer, blocks=[model.a, model.b] or '
     "blocks=lambda name, module: …"
 )
@@ -78,16 +78,16 @@ def _by_structure(model: nn.Module) -> list[Block]:
         found = list(_blocks_below("", model, is_stack))
         if found:
             if is_stack is _has_different_layers and len(_sequentials(model)) > 1:
-                return _sequentials(model)  # single layers save next to nothing
+                return _sequentials(model)  # recomputing single layers frees almost nothing
             kinds = {type(block.module) for block in found}
             found = _without_repeats(_blocks_below("", model, _or_holds_any(is_stack, kinds)))
             single = is_stack is _has_different_layers
-            return found if single else _with_others_of_their_kind(model, found)
+            return found if single else _with_same_kind_outside_lists(model, found)
     return []
 
 
-def _with_others_of_their_kind(model: nn.Module, found: list[Block]) -> list[Block]:
-    """Also the modules outside of lists that repeat what is in them: a UNet's first and middle."""
+def _with_same_kind_outside_lists(model: nn.Module, found: list[Block]) -> list[Block]:
+    """Add modules outside lists of the same kind as blocks: a UNet's first and middle part."""
     counts = Counter(_kind(block.module) for block in found)
     kinds = {kind for kind, count in counts.items() if count > 1}
     names = {id(block.module): block.name for block in found}
@@ -101,20 +101,20 @@ def _with_others_of_their_kind(model: nn.Module, found: list[Block]) -> list[Blo
 
 
 def _kind(module: nn.Module) -> tuple[type, ...]:
-    """The class; of a Sequential also those of its children, which are what tells it apart."""
+    """The class; for a Sequential also the classes of its children."""
     if isinstance(module, nn.Sequential):
         return (type(module), *map(type, module.children()))
     return (type(module),)
 
 
 def _sequentials(model: nn.Module) -> list[Block]:
-    """The Sequentials of several layers, as wholes."""
+    """The Sequentials with several layers, each as one block."""
     modules = ((name, m) for name, m in model.named_modules() if name)
     return _without_repeats(Block(n, m) for n, m in modules if _has_different_layers(m))
 
 
 def _or_holds_any(is_stack: _Test, kinds: set[type]) -> _Test:
-    """Also the lists of one: a stage with a single bottleneck, where others have several."""
+    """Accept also a list with one part of these classes: a stage with a single bottleneck."""
 
     def test(module: nn.Module) -> bool:
         return is_stack(module) or (
@@ -136,12 +136,12 @@ def _blocks_below(name: str, module: nn.Module, is_stack: _Test) -> Iterator[Blo
 
 
 def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The children that are made of other modules and hold parameters."""
+    """The children that have parameters and submodules."""
     return [(n, c) for n, c in _layers(module) if next(c.children(), None) is not None]
 
 
 def _layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The children that hold parameters."""
+    """The children that have parameters."""
     return [(n, c) for n, c in module.named_children() if next(c.parameters(), None) is not None]
 
 
@@ -154,14 +154,14 @@ def _has_repeated_parts(module: nn.Module) -> bool:
         return False
     parts = [part for _, part in _parts(module)]
     classes = Counter(map(type, parts))
-    return any(count > 1 for count in classes.values()) or _are_called_alike(module, parts)
+    return any(count > 1 for count in classes.values()) or _have_similar_calls(module, parts)
 
 
-def _are_called_alike(module: nn.Module, parts: list[nn.Module]) -> bool:
-    """Whether a list's parts, each of a class of its own, are large and called in one loop.
+def _have_similar_calls(module: nn.Module, parts: list[nn.Module]) -> bool:
+    """Whether parts of different classes are large and look as if called in one loop.
 
-    A layer with linear and one with full attention, say: they take the same first argument, and
-    half of all their arguments or more are the same.
+    For example a layer with linear and one with full attention: they share the first argument and
+    at least half of all arguments.
     """
     if not isinstance(module, nn.ModuleList) or len(parts) < 2 or any(map(_is_list, parts)):
         return False
@@ -180,31 +180,31 @@ def _has_different_layers(module: nn.Module) -> bool:
 
 
 def _has_large_parts(module: nn.Module) -> bool:
-    """Whether this is a list of parts that are more than a convolution and its norm, say."""
+    """Whether this is a list with parts larger than, for example, a convolution and its norm."""
     return _is_list(module) and any(_count_layers(part) >= 4 for _, part in _parts(module))
 
 
 def _count_layers(module: nn.Module) -> int:
-    """Frozen BatchNorms, which have buffers alone, are layers too."""
+    """The number of layers, including frozen BatchNorms, which have only buffers."""
     return sum(bool(m._parameters or m._buffers) for m in module.modules())
 
 
 def _holds_stages(module: nn.Module) -> bool:
-    """Whether the children hold blocks rather than being blocks.
+    """Whether the children contain the blocks, rather than being the blocks.
 
-    Every stage (of a Swin, of a ResNet) holds a list of large parts, and no two stages have the
-    same shapes. Layers may hold such lists too (experts), but layers of one shape come in numbers.
+    Every stage of a Swin or a ResNet contains a list of large parts, and no two stages have the
+    same shapes. Layers may contain such lists too (experts), but several layers have one shape.
     """
     children = [child for _, child in _parts(module)]
     if children and all(isinstance(child, nn.ModuleList) for child in children):
-        return True  # nobody calls a ModuleList
+        return True  # a ModuleList cannot be called
     if not all(any(_is_stage_list(m) for m in child.modules()) for child in children):
         return False
     return len({_shapes(child) for child in children}) == len(children) > 0
 
 
 def _is_stage_list(module: nn.Module) -> bool:
-    """A list of large parts, of one kind or the only one: not a layer's own attention and MLP."""
+    """Whether this is a list of large parts of one class, unlike a layer's attention and MLP."""
     kinds = Counter(type(part) for _, part in _parts(module)) if _is_list(module) else Counter()
     alike = kinds.total() == 1 or any(count > 1 for count in kinds.values())
     return alike and _has_large_parts(module)
@@ -215,7 +215,7 @@ def _shapes(module: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def _without_repeats(found: Iterable[Block]) -> list[Block]:
-    """One entry a module: a module that is registered twice is one block."""
+    """Each module once, even if it is registered twice."""
     first: dict[int, Block] = {}
     for block in found:
         first.setdefault(id(block.module), block)
@@ -230,10 +230,10 @@ def _select(
     chosen: set[int] = set()
     modules = list(model.named_modules())
     for selector in selectors:
-        if not (isinstance(selector, (str, nn.Module)) or callable(selector)):  # a class is, too
+        if not (isinstance(selector, (str, nn.Module)) or callable(selector)):  # as classes are
             raise BlocksError(
-                f"{argument}={selector!r} selects nothing: give a name or glob, a class, a module, "
-                "a function of name and module, or several of these"
+                f"{argument}={selector!r} is not a selector: give a name or glob, a class, a "
+                "module, a function of name and module, or several of these"
             )
         if not isinstance(selector, (str, nn.Module, type)):
             _refuse_signature(selector, argument)
@@ -251,15 +251,15 @@ def _refuse_signature(predicate: Callable[..., bool], argument: str) -> None:
         inspect.signature(predicate).bind("", nn.Module())
     except TypeError:
         raise BlocksError(
-            f"{argument}= is a function that takes no name and module: write {argument}=lambda "
-            "name, module: …"
+            f"{argument}= is a function that does not accept (name, module): write "
+            f"{argument}=lambda name, module: …"
         ) from None
-    except ValueError:  # one that shows no signature
+    except ValueError:  # a callable without a signature
         return
 
 
 def _outermost(hits: list[int], modules: list[tuple[str, nn.Module]]) -> list[int]:
-    """Of what a glob matches, the modules that lie in no other match: `*` crosses dots."""
+    """The matches of a glob that lie in no other match. Needed because `*` also matches dots."""
     chosen = set(hits)
     inside = {
         id(inner)
@@ -283,8 +283,8 @@ def _matches(selector: Selector, name: str, module: nn.Module) -> bool:
 
 def _no_match(selector: Selector, argument: str, names: list[str]) -> str:
     shown = selector if isinstance(selector, str) else getattr(selector, "__name__", repr(selector))
-    some = ", ".join(name for name in names if name)[:200]
-    return f"{argument}={shown!r} matches no module of the model; its modules are {some}…"
+    known = ", ".join(name for name in names if name)[:200]
+    return f"{argument}={shown!r} matches no module of the model; its modules are {known}…"
 
 
 def _refuse_lists(blocks: list[Block]) -> None:
@@ -292,7 +292,7 @@ def _refuse_lists(blocks: list[Block]) -> None:
         if isinstance(block.module, (nn.ModuleList, nn.ModuleDict)):
             raise BlocksError(
                 f"block {block.name!r} is a {type(block.module).__name__}, which is never called: "
-                f'select what it holds, blocks="{block.name}.*"'
+                f'select its children, blocks="{block.name}.*"'
             )
 
 
@@ -303,5 +303,5 @@ def _refuse_nesting(blocks: list[Block]) -> None:
             if id(inner.module) in inside:
                 raise BlocksError(
                     f"block {inner.name!r} lies inside block {outer.name or 'the model'!r}: "
-                    "blocks run one after another; select one of the two (exclude= the other)"
+                    "blocks must not be nested; select one of the two (exclude= the other)"
                 )

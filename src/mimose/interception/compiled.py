@@ -1,8 +1,8 @@
-"""Notice a model that trains past mimose: compiled as a whole, its blocks are never called.
+"""Detect a model that bypasses mimose: compiled as a whole, it never calls its blocks.
 
-The compiler takes a module's `forward` for its call, so that no interceptor is asked, and nothing
-would tell. Two things do: the interceptor of the model, where it is itself compiled, and a gradient
-that arrives although no block has ever run.
+The compiler inlines each module's `forward`, so no interceptor is called. Two checks notice this:
+the interceptor of the model finds itself being compiled, or a gradient arrives although no block
+has run.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from mimose.interception.blocks import Block
 
 _ADVICE = (
     "compile its blocks instead, before or after attaching: `for block in …: block.compile()`. "
-    "They are then planned for, and no plan compiles them again"
+    "mimose then plans for them, and a change of plan does not recompile them"
 )
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Refuse a model that is compiled as a whole already."""
+    """Raise if the model is compiled as a whole."""
     if hasattr(model, "_orig_mod") or model.__dict__.get("_compiled_call_impl") is not None:
         _refuse()
 
 
 def refuse_lazy(model: nn.Module) -> None:
-    """Refuse a model whose parameters have no shape yet."""
+    """Raise if a parameter has no shape yet."""
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise ArgumentError(
@@ -39,12 +39,12 @@ def refuse_lazy(model: nn.Module) -> None:
 
 
 def refuse_in_compiled_code() -> NoReturn:
-    """Refuse from inside compiled code, which breaks off here and raises."""
+    """Raise from inside compiled code. The compiler inserts a graph break here."""
     _refuse()
 
 
-# What `torch.compiler.disable(reason=…)` sets. Calling that would import the compiler: 1.7 seconds
-# in every program that imports mimose.
+# These are the attributes that `torch.compiler.disable(reason=…)` sets. Calling it would import the
+# compiler, which takes 1.7 seconds.
 refuse_in_compiled_code._torchdynamo_disable = True  # type: ignore[attr-defined]
 refuse_in_compiled_code._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
     f"mimose cannot plan inside a compiled model: {_ADVICE}"
@@ -53,16 +53,16 @@ refuse_in_compiled_code._torchdynamo_disable_msg = (  # type: ignore[attr-define
 
 def _refuse() -> NoReturn:
     raise ConflictError(
-        f"the model is compiled as a whole, so that its blocks are never called: {_ADVICE}"
+        f"the model is compiled as a whole, so its blocks are never called: {_ADVICE}"
     )
 
 
-_TIMES = 3
-"""How often a gradient arrives in eval mode before that is taken for training."""
+_GRADIENTS_IN_EVAL = 3
+"""How many gradients must arrive in eval mode before it counts as training."""
 
 
-class Tripwire:
-    """Until the first step: says so when a gradient arrives although no block has run."""
+class BypassDetector:
+    """Warns if a gradient arrives although no block has run. Closed at the first step."""
 
     def __init__(self, model: nn.Module, blocks: list[Block]) -> None:
         self._model = weakref.ref(model)
@@ -72,35 +72,35 @@ class Tripwire:
         trained = next((p for p in parameters if p.requires_grad and p.is_leaf), None)
         self._hook: Any = None
         if trained is not None:
-            self._hook = trained.register_post_accumulate_grad_hook(self._arrives)
+            self._hook = trained.register_post_accumulate_grad_hook(self._gradient_arrived)
 
     def close(self) -> None:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
 
-    def _arrives(self, _: torch.Tensor) -> None:
+    def _gradient_arrived(self, _: torch.Tensor) -> None:
         model = self._model()
         if model is None:
             return
         blocks = [block for ref in self._blocks if (block := ref()) is not None]
         if not any(block.training for block in blocks):
             self._in_eval += 1
-            if self._in_eval == _TIMES:
+            if self._in_eval == _GRADIENTS_IN_EVAL:
                 self.close()
-                warn(
-                    "the model gets gradients in eval mode, where nothing is planned: call "
-                    "model.train(), and put what is to stay as it is (dropout, norms) into eval "
-                    "mode by itself"
-                )
-            return
-        if not model.training:
-            return
-        self.close()
-        warn(
-            "the model trains, but none of its blocks was called as a module, so nothing is "
-            f"planned. If it is compiled as a whole: {_ADVICE}. If their forward is called "
-            "directly, or blocks= names modules that do not run: name those that do. If they run "
-            "without gradients, in a stack that recomputes by itself (a reversible one): there is "
-            "nothing to plan"
-        )
+                warn(_EVAL_MODE)
+        elif model.training:
+            self.close()
+            warn(_NOT_CALLED)
+
+
+_EVAL_MODE = (
+    "the model gets gradients in eval mode, where mimose plans nothing: call model.train(), then "
+    "put single modules that should stay in eval mode (dropout, norms) into it"
+)
+_NOT_CALLED = (
+    "the model trains, but none of its blocks was called as a module, so nothing is planned. If it "
+    f"is compiled as a whole: {_ADVICE}. If the blocks' forward is called directly, or blocks= "
+    "selects modules that do not run: select modules that are called. If the blocks run without "
+    "gradients, in a reversible stack that recomputes them itself: there is nothing to plan"
+)

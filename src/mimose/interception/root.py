@@ -1,4 +1,4 @@
-"""Sit on the model itself: see the batch come in and the outputs leave."""
+"""Intercept calls of the model itself, to see each batch and each output."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mimose.interception.compiled import refuse_in_compiled_code
 from mimose.interception.interceptor import Interceptor, under_transform
 
 
-class Owner(Protocol):
-    """What is told of the model's own calls in training."""
+class RootOwner(Protocol):
+    """Receives the training calls of the model."""
 
     def forward_begins(self, args: Any, kwargs: Any) -> None: ...
     def forward_returned(self, out: Any) -> None: ...
@@ -21,12 +21,11 @@ class Owner(Protocol):
 
 
 class RootInterceptor(Interceptor):
-    """Intercepts the calls of the model itself. Trainers that never call it are served all the
-    same."""
+    """Intercepts training calls of the model. mimose also works if a trainer never calls it."""
 
     __slots__ = ("owner",)
 
-    def __init__(self, model: nn.Module, owner: Owner) -> None:
+    def __init__(self, model: nn.Module, owner: RootOwner) -> None:
         super().__init__(model)
         self.owner = owner
 

@@ -1,7 +1,7 @@
-"""Checkpointing that the model already has: taken over where that is safe, refused where not.
+"""Switch off the model's own checkpointing where that is safe, and refuse it where not.
 
-Two layers of checkpointing around one block would recompute it twice. What is switched off here is
-remembered and switched on again by `Takeover.undo`.
+Two layers of checkpointing would recompute a block twice. `Takeover.undo` switches the model's own
+checkpointing on again.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from torch import nn
 from mimose.errors import ConflictError
 from mimose.interception.blocks import Block
 
-_WRAPPERS = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
+_WRAPPER_MODULE = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 
 
 def _is_wrapper(module: nn.Module, kind: str) -> bool:
-    """Whether torch's wrapper of this name is around a module.
+    """Whether a module is torch's wrapper of this name.
 
-    Where nobody has imported torch's wrappers, nothing is in one: loading them would take long.
+    If torch's wrappers are not imported yet, no module is one. Importing them would take long.
     """
-    wrapper = getattr(sys.modules.get(_WRAPPERS), kind, None)
+    wrapper = getattr(sys.modules.get(_WRAPPER_MODULE), kind, None)
     return wrapper is not None and isinstance(module, wrapper)
 
 
 class Takeover:
-    """The model's own checkpointing around `blocks`, switched off until `undo`."""
+    """Switches off the model's own checkpointing around `blocks` until `undo`."""
 
     def __init__(self, model: nn.Module, blocks: list[Block]) -> None:
         self._undo: list[Callable[[], None]] = []
         related = _related(model, blocks)
-        # A handle that is kept does not keep its model alive.
+        # Weak references, so that a handle does not keep its model alive.
         self._related = [(name, weakref.ref(module)) for name, module in related]
         flagged = (m for _, m in related if hasattr(m, "gradient_checkpointing"))
         self._flagged = [weakref.ref(module) for module in flagged]
@@ -44,7 +44,7 @@ class Takeover:
         self.refresh()
 
     def refresh(self) -> bool:
-        """Look again: a trainer may have switched checkpointing on in the meantime."""
+        """Switch off checkpointing enabled since; returns whether there was any."""
         related = [(name, m) for name, ref in self._related if (m := ref()) is not None]
         _refuse(related)
         flags = [name for name, module in related if self._switch_off_flag(module)]
@@ -54,13 +54,13 @@ class Takeover:
         return bool(flags or wrappers)
 
     @property
-    def due(self) -> bool:
-        """Whether a flag is on again: asked at every step, so that no block is recomputed twice."""
+    def needs_refresh(self) -> bool:
+        """Whether a flag was set again. Checked in every step, so that no block runs twice."""
         on = [m for r in self._flagged if getattr(m := r(), "gradient_checkpointing", False)]
         return any(hasattr(module, "_gradient_checkpointing_func") for module in on)
 
     def undo(self) -> None:
-        """Give the model its own checkpointing back."""
+        """Restore the model's own checkpointing."""
         while self._undo:
             self._undo.pop()()
 
@@ -72,7 +72,7 @@ class Takeover:
         return bool(self.flags or self.wrappers)
 
     def _switch_off_flag(self, module: nn.Module) -> bool:
-        """transformers' `gradient_checkpointing_enable()` sets a flag on layers or stacks."""
+        """Clear the flag that transformers' `gradient_checkpointing_enable()` sets."""
         if not getattr(module, "gradient_checkpointing", False):
             return False
         function = getattr(module, "_gradient_checkpointing_func", None)
@@ -81,7 +81,7 @@ class Takeover:
         module.gradient_checkpointing = False  # type: ignore[assignment]
 
         def undo() -> None:
-            # Whoever switches it off or on in the meantime sets another function: that holds.
+            # A later call that switches checkpointing on or off sets another function and wins.
             if module._gradient_checkpointing_func is function:
                 module.gradient_checkpointing = True  # type: ignore[assignment]
 
@@ -100,7 +100,7 @@ class Takeover:
 
 
 class _Bypass:
-    """In place of a wrapper's checkpoint function: calls the module; copies as the original."""
+    """Replaces a wrapper's checkpoint function: calls the module. Pickles as the original."""
 
     def __init__(self, original: functools.partial[Any]) -> None:
         self.original = original
@@ -112,19 +112,19 @@ class _Bypass:
         return self.original.__reduce_ex__(protocol)
 
 
-def refuse_foreign(model: nn.Module, blocks: list[Block]) -> None:
-    """Refuse checkpointing that cannot be taken over, and change nothing."""
+def refuse_other_checkpointing(model: nn.Module, blocks: list[Block]) -> None:
+    """Raise if the model has checkpointing that cannot be switched off; changes nothing."""
     _refuse(_related(model, blocks))
 
 
 def _related(model: nn.Module, blocks: list[Block]) -> list[tuple[str, nn.Module]]:
-    """The blocks, what is in them, and what they are in."""
+    """The blocks, their submodules, and the modules that contain them."""
     inside = {id(module) for block in blocks for module in block.module.modules()}
-    at = {id(block.module) for block in blocks}
+    block_ids = {id(block.module) for block in blocks}
     return [
         (name, module)
         for name, module in model.named_modules()
-        if id(module) in inside or any(id(child) in at for child in module.modules())
+        if id(module) in inside or any(id(child) in block_ids for child in module.modules())
     ]
 
 
@@ -133,8 +133,8 @@ def _refuse(modules: list[tuple[str, nn.Module]]) -> None:
         if _is_wrapper(module, "CheckpointWrapper"):
             if "context_fn" in getattr(module.checkpoint_fn, "keywords", {}):
                 raise ConflictError(
-                    f"{name!r} is checkpointed selectively (context_fn): mimose would undo that. "
-                    "Unwrap it, or leave this model to its own policy"
+                    f"{name!r} is checkpointed selectively (context_fn), which mimose would "
+                    "override. Unwrap it, or do not attach mimose"
                 )
         if _is_wrapper(module, "OffloadWrapper"):
             raise ConflictError(

@@ -14,32 +14,33 @@ from typing import Any
 
 from torch import nn
 
+from mimose.costs import Option
 from mimose.errors import ConflictError, RecomputeError, warn
 from mimose.execution import (
-    Begun,
-    Build,
+    ArgumentCopies,
+    AttributeSnapshot,
+    BufferSlot,
+    BufferSnapshot,
+    ChangeDetector,
+    CollectivesIssued,
     DryRun,
-    Exchanged,
-    FirstLook,
+    FirstRunObserver,
     Found,
     Frame,
-    Given,
-    Imprint,
-    Later,
-    Listener,
-    Moment,
-    Place,
+    ModuleStructure,
+    NewChanges,
     SideEffects,
-    Snapshot,
-    Spoken,
-    all_places_in,
+    StateBeforeForward,
+    SwappedParameters,
+    all_buffer_slots,
     foreign_hooks,
-    norm_places,
-    parameter_places,
-    several,
+    is_distributed,
+    norm_buffers,
+    parameter_slots,
 )
 from mimose.interception.block_kind import kind_of
 from mimose.interception.blocks import Block
+from mimose.interception.directive import Directive
 from mimose.interception.interceptor import Interceptor
 from mimose.tensors import is_out_of_memory
 
@@ -101,7 +102,9 @@ class Waiting:
     that is carried along): it could not be recomputed from them.
     """
 
-    def __init__(self, interceptor: TriedInterceptor, frame: Frame, given: Given | None) -> None:
+    def __init__(
+        self, interceptor: TriedInterceptor, frame: Frame, given: ArgumentCopies | None
+    ) -> None:
         self._seat, self._frame = weakref.ref(interceptor), weakref.ref(frame)
         self._given = None if given is None else weakref.ref(given)
 
@@ -119,7 +122,7 @@ class Waiting:
             interceptor.tried.changed_later.add(type(interceptor.module))
             interceptor._distrust(_CHANGED_LATER)
         else:
-            frame.let_go()
+            frame.evict()
 
 
 class TriedInterceptor(Interceptor):
@@ -133,22 +136,17 @@ class TriedInterceptor(Interceptor):
         "early_stop",
         "large",
         "later",
-        "listener",
         "name",
         "parameters",
-        "run",
         "side_effects",
         "speaks_to",
         "tried",
         "trusted",
     )
 
-    def __init__(self, block: Block, run: int, tried: Tried) -> None:
+    def __init__(self, block: Block, tried: Tried) -> None:
         super().__init__(block.module)
         self.name = block.name
-        self.run = run
-        """What the listener is told of the coming run; the director may set it."""
-        self.listener: Listener | None = None
         self.tried = tried
         tried.classes[type(block.module)] += 1
         self.trusted: bool | None = None
@@ -156,12 +154,12 @@ class TriedInterceptor(Interceptor):
         self.attempts = 0
         """How often there was no memory to try it."""
         self.early_stop = True
-        self.changing: list[Place] = []
+        self.changing: list[BufferSlot] = []
         """The buffers that its forward changes."""
         self.side_effects = SideEffects()
-        self.build: Build | None = None
+        self.build: ModuleStructure | None = None
         """How it was made when it was tried."""
-        self.later: Later | None = None
+        self.later: ChangeDetector | None = None
         """Looks at what it has left alone so far."""
         self.large: set[tuple[int, str]] = set()
         """Attributes with which it was tried though their values are too large to be kept."""
@@ -175,11 +173,11 @@ class TriedInterceptor(Interceptor):
     def verdict(self) -> dict[str, Any] | None:
         """What its first run has shown, in plain values; None if it has not run, or is gone."""
         module = self._module()
-        if self.trusted is None or module is None or not self.side_effects.on_modules_alone:
+        if self.trusted is None or module is None or not self.side_effects.only_on_modules:
             return None
         names = {id(m): name for name, m in module.named_modules()}
 
-        def named(places: Iterable[Place]) -> list[list[str]]:
+        def named(places: Iterable[BufferSlot]) -> list[list[str]]:
             return [[names[id(m)], name] for m, name in places if id(m) in names]
 
         return {
@@ -206,17 +204,17 @@ class TriedInterceptor(Interceptor):
         self.early_stop = bool(verdict["early_stop"])
         self.trusted = bool(verdict["trusted"])
 
-    def _settle(self, changing: list[Place], side_effects: SideEffects) -> None:
+    def _settle(self, changing: list[BufferSlot], side_effects: SideEffects) -> None:
         self.changing, self.side_effects = changing, side_effects
-        self.parameters = parameter_places(self.module)
-        self.build = Build(self.module)
+        self.parameters = parameter_slots(self.module)
+        self.build = ModuleStructure(self.module)
         self._look_for_more()
 
-    def _look_for_more(self) -> Later:
+    def _look_for_more(self) -> ChangeDetector:
         known = {(id(module), name) for module, name in self.changing}
-        places = all_places_in(self.module)
+        places = all_buffer_slots(self.module)
         quiet = [(module, name) for module, name in places if (id(module), name) not in known]
-        self.later = Later(self.module, self.side_effects.attributes, quiet)
+        self.later = ChangeDetector(self.module, self.side_effects.attributes, quiet)
         return self.later
 
     def move_to(self, module: nn.Module) -> None:
@@ -231,52 +229,64 @@ class TriedInterceptor(Interceptor):
 
     def let_go(self) -> None:
         """Hold on to no module, no parameter and no step any more."""
-        self.listener = None
         self.changing, self.parameters, self.side_effects = [], [], SideEffects()
         self.build = self.later = None
         self.tried = Tried()
 
-    def checkpointed(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run this function of the block's so that the backward recomputes it."""
-        given = Given.of(args, kwargs)
+    def follow(self, trusted: bool | None) -> None:
+        """Take over what another rank has found: that it cannot be recomputed, or must be tried."""
+        self.trusted = trusted
+
+    def checkpointed(
+        self, directive: Directive, function: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Run this function of the block so that its activations can be recomputed.
+
+        They are kept until they are evicted if that is the directive's option, else not at all.
+        """
+        given = ArgumentCopies.of(args, kwargs)
         if given is not None and given.problem is not None:
             self._distrust(given.problem)
             return function(*args, **kwargs)
         rebuilt = self.build is not None and not self.build.unchanged
         if self.trusted is None or rebuilt:
-            return self._first_time(function, args, kwargs, given)
-        exchanged, imprint = Exchanged.among(self.parameters), self._imprint()
-        if imprint is not None and imprint.large - self.large:
-            return self._first_time(function, args, kwargs, given)
+            return self._first_time(directive, function, args, kwargs, given)
+        exchanged, imprint = SwappedParameters.among(self.parameters), self._imprint()
+        if imprint is not None and imprint.too_large - self.large:
+            return self._first_time(directive, function, args, kwargs, given)
         found = _as_one(exchanged, self.changing, imprint, given)
         moment = self._before()
-        if given is None:
-            frame = self._frame(function, args, kwargs, found=found)
-            out = frame.forward(args, kwargs)
-        else:  # its activations go when it has left these objects alone
-            frame = self._frame(function, given.args, given.kwargs, found=found, keeping=True)
-            out = frame.forward(args, kwargs)
-            if self._changed(given, frame):
-                return out
-            frame.let_go()
-        begun = moment.begun()
+        keeping = directive.option is Option.KEEP
+        own = (args, kwargs) if given is None else (given.args, given.kwargs)
+        # Until it is known that the forward leaves objects among its arguments alone, it is kept.
+        held = keeping or given is not None
+        frame = self._frame(directive, function, *own, found=found, keeping=held)
+        out = frame.forward(args, kwargs)
+        if self._changed(given, frame):
+            return out
+        frame.evictable = keeping
+        if not keeping:
+            frame.evict()
+        elif directive.evictor is not None and not self.speaks_to:
+            directive.evictor.hold(directive.run, frame)
+        begun = moment.new_changes()
         if begun is not None:
             self._begins_to_change(begun, frame, out)
         return out
 
-    def _imprint(self) -> Imprint | None:
-        return Imprint(self.side_effects) if self.side_effects else None
+    def _imprint(self) -> AttributeSnapshot | None:
+        return AttributeSnapshot.before_forward(self.side_effects) if self.side_effects else None
 
-    def _before(self) -> Moment:
+    def _before(self) -> StateBeforeForward:
         """What a forward that begins now finds of what no forward has changed yet."""
-        if self.later is None or not self.later.current:
-            return self._look_for_more().before()
+        if self.later is None or not self.later.up_to_date:
+            return self._look_for_more().before_forward()
         try:
-            return self.later.before()
+            return self.later.before_forward()
         except KeyError:  # an attribute went as another one came
-            return self._look_for_more().before()
+            return self._look_for_more().before_forward()
 
-    def _changed(self, given: Given | None, frame: Frame) -> bool:
+    def _changed(self, given: ArgumentCopies | None, frame: Frame) -> bool:
         """Whether the forward has changed an object that it was given: the block is kept then."""
         changed = None if given is None else given.changed()
         if changed is None:
@@ -285,10 +295,10 @@ class TriedInterceptor(Interceptor):
         self._distrust(f"it changes what it is given ({changed})")
         return True
 
-    def _begins_to_change(self, begun: Begun, frame: Frame, out: Any) -> None:
+    def _begins_to_change(self, begun: NewChanges, frame: Frame, out: Any) -> None:
         """The recompute of this forward finds the old values, those of later ones find theirs."""
-        buffers, attributes = begun.places
-        old = Snapshot.of(begun.buffers), Imprint.of(begun.attributes)
+        buffers, attributes = begun.slots
+        old = BufferSnapshot.of(begun.buffers), AttributeSnapshot(begun.attributes)
         frame.found = _Found((frame.found, *old))
         if begun.lost:
             problem = frame.dry_run(out, count_operators=False).problem
@@ -304,7 +314,12 @@ class TriedInterceptor(Interceptor):
         self._settle(self.changing + buffers, side_effects)
 
     def _first_time(
-        self, function: Callable[..., Any], args: Any, kwargs: Any, given: Given | None
+        self,
+        directive: Directive,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        given: ArgumentCopies | None,
     ) -> Any:
         """Run, recompute at once and compare: what cannot be recomputed is found out here."""
         self._refuse_foreign_hooks()
@@ -312,22 +327,22 @@ class TriedInterceptor(Interceptor):
             self._distrust(_CHANGED_LATER)
             return function(*args, **kwargs)
         self.tried.trials += 1
-        buffers, look = Snapshot(all_places_in(self.module)), FirstLook(self.module)
-        exchanged = Exchanged.among(parameter_places(self.module))
+        buffers, look = BufferSnapshot(all_buffer_slots(self.module)), FirstRunObserver(self.module)
+        exchanged = SwappedParameters.among(parameter_slots(self.module))
         own_args, own_kwargs = (args, kwargs) if given is None else (given.args, given.kwargs)
-        frame = self._frame(function, own_args, own_kwargs, keeping=True)
-        with look.listening():
+        frame = self._frame(directive, function, own_args, own_kwargs, keeping=True)
+        with look.watching_hooks():
             out = frame.forward(args, kwargs)
         if self._changed(given, frame):
             return out
-        buffers.add_born(self.module)
-        side_effects, changed = look.side_effects(), look.changed_for_good
-        imprint = look.imprint(side_effects)
-        self.large = self.large | imprint.large
+        buffers.add_new_buffers(self.module)
+        side_effects, changed = look.side_effects(), look.irreversible_change
+        imprint = look.snapshot(side_effects)
+        self.large = self.large | imprint.too_large
         frame.found = _Found((exchanged, buffers, imprint, given))
         make = None if side_effects or changed is not None else self._make(frame)
         if make is not None and make in self.tried.kinds:
-            frame.let_go()
+            frame.evict()
             self._trust(buffers, side_effects)
         elif changed is not None:  # a second run would change it again
             frame.keep()
@@ -343,12 +358,12 @@ class TriedInterceptor(Interceptor):
                 self._believe_trial(dry_run, make)
                 self._trust(buffers, side_effects)
                 if self.comes_last:  # what follows may be large
-                    frame.let_go()
+                    frame.evict()
                 else:
                     self.tried.waiting = Waiting(self, frame, given)
         return out
 
-    def _could_not_try(self, buffers: Snapshot, side_effects: SideEffects) -> None:
+    def _could_not_try(self, buffers: BufferSnapshot, side_effects: SideEffects) -> None:
         """Without memory to try it again and again, what a recompute checks anyway must do."""
         self.attempts += 1
         if self.attempts == _MOST_ATTEMPTS:
@@ -362,7 +377,7 @@ class TriedInterceptor(Interceptor):
 
     def _dry_run(self, frame: Frame, out: Any) -> DryRun | None:
         """How a recompute goes; None without memory to try: the next run is tried again then."""
-        spoken = Spoken()
+        spoken = CollectivesIssued()
         count = self.compiled is None and type(self.module) not in self.tried.stops
         try:
             dry_run = frame.dry_run(out, count_operators=count)
@@ -370,7 +385,7 @@ class TriedInterceptor(Interceptor):
             if not is_out_of_memory(error):
                 raise
             return None
-        self.speaks_to = spoken.to()
+        self.speaks_to = spoken.ranks()
         return dry_run
 
     def _believe_trial(self, dry_run: DryRun, make: Hashable | None) -> None:
@@ -386,28 +401,39 @@ class TriedInterceptor(Interceptor):
         what = f"cannot be recomputed: {problem}. It is kept from now on"
         self.tried.tell(self, what, f"; exclude={self.name!r} says so in advance")
 
-    def _trust(self, buffers: Snapshot, side_effects: SideEffects) -> None:
-        self._settle(list({*buffers.changed(), *norm_places(self.module)}), side_effects)
+    def _trust(self, buffers: BufferSnapshot, side_effects: SideEffects) -> None:
+        self._settle(list({*buffers.changed(), *norm_buffers(self.module)}), side_effects)
         self.trusted = True
         self.early_stop = self.compiled is not None or self.tried.stops.get(type(self.module), True)
 
     def _make(self, frame: Frame) -> Hashable | None:
         """What tells whether another block's verdict holds for this one; None if none can."""
-        if self.compiled is not None or several():  # each finds out for itself who speaks to whom
+        if (
+            self.compiled is not None or is_distributed()
+        ):  # each finds out for itself who speaks to whom
             return None
         make = kind_of(self.module)
         return None if make is None else (make, tuple(frame.shapes), tuple(frame.dtypes))
 
-    def _frame(self, function: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Frame:
+    def _frame(
+        self,
+        directive: Directive,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        **options: Any,
+    ) -> Frame:
+        evictor = directive.evictor
         return Frame(
             function,
             args,
             kwargs,
             name=f"block {self.name!r}",
-            block=self.run,
-            listener=self.listener,
+            run=directive.run,
+            listener=directive.listener,
+            make_room=None if evictor is None else evictor.make_room,
             # A listener wants to see the peak of the whole forward.
-            early_stop=self.early_stop and self.listener is None,
+            early_stop=self.early_stop and directive.listener is None,
             **options,
         )
 
@@ -422,10 +448,13 @@ class TriedInterceptor(Interceptor):
 
 
 def _as_one(
-    exchanged: Exchanged | None, changing: list[Place], imprint: Imprint | None, given: Given | None
+    exchanged: SwappedParameters | None,
+    changing: list[BufferSlot],
+    imprint: AttributeSnapshot | None,
+    given: ArgumentCopies | None,
 ) -> Found | None:
     """What a forward that begins now finds, if a recompute may find something else."""
-    buffers = Snapshot(changing) if changing else None
+    buffers = BufferSnapshot(changing) if changing else None
     things = [thing for thing in (exchanged, buffers, imprint, given) if thing is not None]
     if len(things) > 1:
         return _Found(things)

@@ -1,18 +1,18 @@
-"""The only code that asks a device: meters, the allocator and its limits, the reserve, the clock.
+"""The only code that queries a device: meters, allocator settings and limits, reserve, clock.
 
 Knows neither blocks nor plans.
 """
 
 from mimose.memory.allocator import (
     ALLOCATOR_SETTINGS,
-    VARIABLES,
+    ALLOCATOR_VARIABLES,
     AllocatorLease,
     allocator_backend,
+    configure_for_process,
     current_settings,
     page_bytes_in,
-    refuse_choice,
-    set_up_for_good,
-    why_left_alone,
+    reason_not_to_configure,
+    refuse_allocator_choice,
 )
 from mimose.memory.clock import Clock
 from mimose.memory.meters import Meter, Reading, meter_for
@@ -20,18 +20,18 @@ from mimose.memory.reserve import Reserve, reserve_for
 
 __all__ = [
     "ALLOCATOR_SETTINGS",
-    "VARIABLES",
+    "ALLOCATOR_VARIABLES",
     "AllocatorLease",
     "Clock",
     "Meter",
     "Reading",
     "Reserve",
     "allocator_backend",
+    "configure_for_process",
     "current_settings",
     "meter_for",
     "page_bytes_in",
-    "refuse_choice",
+    "reason_not_to_configure",
+    "refuse_allocator_choice",
     "reserve_for",
-    "set_up_for_good",
-    "why_left_alone",
 ]

@@ -1,13 +1,13 @@
-"""CUDA's caching allocator, set up for batches of varying size while mimose is attached.
+"""Configure CUDA's caching allocator for batches of varying size while mimose is attached.
 
-With PyTorch's default settings the allocator takes memory in segments of fixed size. Batches of
-varying size leave gaps in these that nothing fits, and a budget that every plan respects is
-exceeded all the same. Expandable segments grow and shrink in pages instead.
+With PyTorch's default settings the allocator reserves memory in segments of fixed size. Batches of
+varying size leave gaps in them that fit no other tensor, so reserved memory exceeds the budget
+although every plan respects it. Expandable segments grow and shrink in pages instead.
 
-The settings belong to the process. The first handle on a CUDA device makes them, the last one to
-detach puts back what was there. They are left alone where the user has configured the allocator,
-where another backend is in use, and where somebody else keeps a memory pool, since pools with an
-allocator of their own do not go together with expandable segments (pytorch#147851).
+The settings apply to the whole process. The first handle on a CUDA device changes them, the last
+one to detach restores the defaults. They stay unchanged if the user has configured the allocator,
+if another backend is in use, or if memory pools are in use: pools with an allocator of their own
+do not work with expandable segments (pytorch#147851).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -26,51 +26,49 @@ from mimose.errors import ArgumentError
 
 log = logging.getLogger("mimose")
 
-CHOICES = ("auto", "leave")
-"""What `allocator=` may be."""
-VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Where the environment configures the allocator."""
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""The environment variables that configure the allocator."""
 _PAGE = "large_segment_size_mb"
 _PAGE_MIB, _DEFAULT_PAGE_MIB = 12, 20
 _POOL_LIBRARIES = ("vllm.device_allocator.cumem", "torch_memory_saver")
-"""Libraries that free and map the memory of pools behind the allocator's back."""
+"""Libraries that map and unmap the memory of pools themselves."""
 
 ALLOCATOR_SETTINGS = f"expandable_segments:True,{_PAGE}:{_PAGE_MIB}"
-"""What suits varying sizes: segments that grow, in pages of 12 MiB instead of 20. Pages are taken
-and given back as a whole, so smaller ones leave less unused."""
+"""Expandable segments with pages of 12 MiB instead of 20. The allocator maps and unmaps whole
+pages, so smaller pages leave less memory unused."""
 _DEFAULTS = f"expandable_segments:False,{_PAGE}:{_DEFAULT_PAGE_MIB}"
-"""What puts every key back where nothing was configured: the setter resets to their defaults, or
-leaves at them, the keys that its string does not name."""
+"""Restores the defaults. The setter resets every key that its string does not name."""
 
 
-def refuse_choice(choice: object) -> None:
-    if choice not in CHOICES:
+def refuse_allocator_choice(choice: object) -> None:
+    """Raise unless `allocator=` is one of the two choices."""
+    if choice not in ("auto", "leave"):
         raise ArgumentError(
-            f"allocator={choice!r} is neither 'auto' (mimose sets PyTorch's CUDA allocator up for "
-            "varying sizes) nor 'leave' (it stays as it is)"
+            f"allocator={choice!r} is neither 'auto' (mimose configures PyTorch's CUDA allocator "
+            "for varying sizes) nor 'leave' (mimose does not change it)"
         )
 
 
 class AllocatorLease:
-    """One handle's claim to the allocator's settings, from `take` to `give_back`."""
+    """One handle's use of the allocator settings, from `take` to `give_back`."""
 
     def __init__(self, choice: str) -> None:
         self._choice = choice
-        self._asked = self._held = False
-        self.left_because: str | None = None
-        """Why the settings were left alone, if they were although nobody had asked for that."""
+        self._tried = self._held = False
+        self.reason_not_configured: str | None = None
+        """Why the allocator was not configured; None if it was, or was not meant to be."""
 
     def take(self, device: torch.device) -> bool:
-        """Have the allocator set up, if this is a CUDA device and nothing speaks against it.
+        """Configure the allocator if this is a CUDA device and nothing prevents it.
 
-        Whether there is something to give back now that was not before.
+        Returns whether this call took the lease.
         """
-        if self._asked or device.type != "cuda":
+        if self._tried or device.type != "cuda":
             return False
-        self._asked = True
+        self._tried = True
         if self._choice == "auto":
-            self.left_because = PROCESS.hold()
-            self._held = self.left_because is None
+            self.reason_not_configured = PROCESS.hold()
+            self._held = self.reason_not_configured is None
         return self._held
 
     def give_back(self) -> None:
@@ -80,43 +78,47 @@ class AllocatorLease:
 
 
 class ProcessAllocator:
-    """The allocator's settings in this process, and how many handles need them."""
+    """The allocator settings of this process, with a count of the handles that use them."""
 
     def __init__(self) -> None:
         self._holders = 0
 
     def hold(self) -> str | None:
-        """Set the allocator up unless it is; the reason if it must be left alone."""
-        if not self._holders and (reason := why_left_alone()) is not None:
-            return reason
+        """Configure the allocator for the first holder; return the reason if that fails."""
         if not self._holders:
-            if not _change(ALLOCATOR_SETTINGS):
-                return "this version of torch cannot change it in a running process"
-            if not current_settings().get("expandable_segments", True):
-                _change(_DEFAULTS)
-                return "expandable segments are not supported on this platform"
-            log.info(
-                "mimose has set PyTorch's CUDA allocator up for batches of varying size (%s); "
-                "detaching puts it back, allocator='leave' leaves it as it is",
-                ALLOCATOR_SETTINGS,
-            )
+            reason = reason_not_to_configure() or self._configure()
+            if reason is not None:
+                return reason
         self._holders += 1
         return None
 
+    def _configure(self) -> str | None:
+        if not _change(ALLOCATOR_SETTINGS):
+            return f"PyTorch refuses the settings {ALLOCATOR_SETTINGS}"
+        if not current_settings().get("expandable_segments", True):
+            _change(_DEFAULTS)
+            return "expandable segments are not supported on this platform"
+        log.info(
+            "mimose has configured PyTorch's CUDA allocator for batches of varying size (%s); "
+            "detaching restores it, allocator='leave' does not change it",
+            ALLOCATOR_SETTINGS,
+        )
+        return None
+
     def release(self) -> None:
-        """One holder less; the last one puts back every key, unless others have changed them."""
+        """Restore the defaults after the last holder, unless other code changed the settings."""
         self._holders -= 1
         if not self._holders and settings_string() == ALLOCATOR_SETTINGS:
             _change(_DEFAULTS)
 
 
 PROCESS = ProcessAllocator()
-"""The settings are the process's, so there is one of these."""
+"""The one instance: allocator settings are global to the process."""
 
 
-def why_left_alone() -> str | None:
-    """What speaks against changing the allocator's settings; None if nothing does."""
-    for name in VARIABLES:
+def reason_not_to_configure() -> str | None:
+    """Why mimose should not change the allocator settings; None if it may."""
+    for name in ALLOCATOR_VARIABLES:
         if os.environ.get(name, "").strip():
             return f"{name}={os.environ[name]} configures it"
     backend = allocator_backend()
@@ -127,14 +129,14 @@ def why_left_alone() -> str | None:
     return _pool_in_use()
 
 
-def set_up_for_good() -> None:
-    """For programs: set the allocator up for the rest of the process, unless somebody has."""
+def configure_for_process() -> None:
+    """For programs: configure the allocator for the rest of the process, if nothing prevents it."""
     if torch.cuda.is_available():
         PROCESS.hold()
 
 
 def allocator_backend() -> str:
-    """`"native"`, `"cudaMallocAsync"`, or what a pluggable allocator calls itself."""
+    """`"native"`, `"cudaMallocAsync"`, or the name of a pluggable allocator."""
     try:
         return str(torch.cuda.memory.get_allocator_backend())
     except (AttributeError, RuntimeError):
@@ -142,30 +144,29 @@ def allocator_backend() -> str:
 
 
 def current_settings() -> dict[str, Any]:
-    """The allocator's settings by name, as far as PyTorch tells."""
-    snapshot = getattr(torch.cuda.memory, "_snapshot", None)
-    if snapshot is None or not torch.cuda.is_available():
+    """The allocator's settings by name; empty where PyTorch does not report them."""
+    if not torch.cuda.is_available():
         return {}
     try:
-        return dict(snapshot().get("allocator_settings", {}))
+        return dict(torch.cuda.memory._snapshot().get("allocator_settings", {}))
     except RuntimeError:  # other backends have no snapshots
         return {}
 
 
 def settings_string() -> str:
-    """The string that the environment or a call in the process has last set."""
-    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    """The settings string last set by the environment or by a call."""
+    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # PyTorch 2.12 or later
     return str(read() if read else current_settings().get("PYTORCH_CUDA_ALLOC_CONF", ""))
 
 
 def page_bytes_in(settings: str) -> int:
-    """The pages in which expandable segments grow where the allocator is set up so."""
+    """The page size of expandable segments under these settings."""
     given = re.search(rf"{_PAGE}\s*:\s*(\d+)", settings)
     return (int(given[1]) if given else _DEFAULT_PAGE_MIB) << 20
 
 
 def in_pool(segments: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether any of a snapshot's segments belongs to a memory pool."""
+    """Whether any segment of a snapshot belongs to a memory pool."""
     return any(tuple(s.get("segment_pool_id", (0, 0))) != (0, 0) for s in segments)
 
 
@@ -179,15 +180,13 @@ def _pool_in_use() -> str | None:
 
 
 def _change(settings: str) -> bool:
-    """Whether it worked. Cached memory goes first: it lies in segments of the other kind."""
-    change: Callable[[str], None] | None
-    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    change = change or getattr(torch.cuda.memory, "_set_allocator_settings", None)
-    if change is None:
-        return False
+    """Change the settings; returns whether that worked.
+
+    Empties the cache first, because cached memory lies in segments of the old kind.
+    """
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     with suppress(RuntimeError, ValueError):
-        change(settings)
+        torch._C._accelerator_setAllocatorSettings(settings)
         return True
     return False

@@ -1,4 +1,4 @@
-"""How long something took on a device, without ever waiting for it."""
+"""Measure time on a device without synchronizing with it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import torch
 
 
 class Clock:
-    """Marks moments; tells the time between two of them once it is known."""
+    """Marks points in the device's work and measures the time between two of them."""
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._on_device = device.type == "cuda"
 
     def mark(self) -> Any:
-        """This moment in the device's work."""
+        """Mark the current point in the device's work."""
         if not self._on_device:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -23,7 +24,7 @@ class Clock:
         return event
 
     def seconds(self, start: Any, end: Any) -> float | None:
-        """The time between two marks; None while the device has not got there yet."""
+        """The time between two marks; None until the device has reached the second."""
         if not self._on_device:
             return float(end - start)
         return float(start.elapsed_time(end)) / 1e3 if end.query() else None

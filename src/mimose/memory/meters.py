@@ -1,11 +1,12 @@
-"""How much memory is in use: the only file that asks a device about memory.
+"""How much memory is in use: the only file that queries a device about memory.
 
-On CUDA the allocator's own statistics answer. On a CPU, where nobody counts, live tensor storages
-are counted, so that a budget means the same and the whole library can be tried without a GPU.
+On CUDA this reads the allocator's statistics. A CPU has no such statistics, so mimose counts live
+tensor storages there. A budget then means the same, and the library can be tried without a GPU.
 """
 
 from __future__ import annotations
 
+import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -17,10 +18,10 @@ from mimose.errors import ConflictError
 from mimose.memory.allocator import allocator_backend, current_settings, page_bytes_in
 from mimose.memory.storage_counter import StorageCounter
 
-_HOLES = 5.6
-"""How many of the allocator's pages may lie unused between tensors, in parts."""
-_GRAIN = 2 << 20
-"""What large tensors are rounded to, and the pages of small ones."""
+_PAGES_LOST = 5.6
+"""How many pages' worth of memory may lie unused in partly filled pages."""
+_SMALL_PAGE_BYTES = 2 << 20
+"""The allocator rounds large tensors to this size, and it is the page size for small ones."""
 
 
 class Reading(NamedTuple):
@@ -29,28 +30,28 @@ class Reading(NamedTuple):
     in_use: int
     peak: int
     held: int
-    """What the allocator has taken from the device, cached memory included."""
+    """What the allocator has reserved on the device, cached memory included."""
     peak_held: int
     retries: int = 0
-    """How often the allocator had to give cached memory back before it could go on."""
+    """How often the allocator had to free cached memory to serve a request."""
     failures: int = 0
-    """How often it ran out of memory all the same."""
+    """How often it still ran out of memory."""
 
 
 class Meter(ABC):
-    """Reads one device's memory."""
+    """Reads the memory of one device."""
 
     device_bytes: int
     private = False
-    """Whether nobody else reads these peaks, so that they may be reset at any time."""
+    """Whether only mimose reads these peaks, so that it may reset them at any time."""
     fragments = False
-    """Whether the allocator is set so that varying sizes leave fragments behind."""
+    """Whether batches of varying size fragment the memory, given the allocator's settings."""
     page_bytes = 0
-    """The pages in which the allocator takes memory for large tensors, and gives it back."""
+    """The page size in which the allocator maps and unmaps memory for large tensors."""
     hole_bytes = 0
-    """What these may leave unused between tensors, whatever the budget."""
+    """How much may lie unused in partly filled pages, whatever the budget."""
     overshoot_bytes = 0
-    """By how much the allocator may run over a limit."""
+    """By how much the allocator may exceed a limit."""
 
     @abstractmethod
     def read(self) -> Reading: ...
@@ -60,21 +61,21 @@ class Meter(ABC):
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """What anybody could still take."""
+        """What any process could still allocate on the device."""
 
     @abstractmethod
     def limit(self, number_of_bytes: int | None) -> None:
-        """Let this process hold no more than this; None lifts the limit."""
+        """Limit what this process may reserve; None removes the limit."""
 
     def lost_bytes(self) -> int | None:
-        """What lies free between tensors and cannot be given back now; None if nobody can tell."""
+        """Free memory in partly filled pages, which cannot be unmapped; None if unknown."""
         return 0
 
-    def release_cached(self) -> None:  # noqa: B027 (most have no cache)
-        """Give memory that is held but not in use back to the device."""
+    def release_cached(self) -> None:  # noqa: B027 (only CUDA has a cache)
+        """Return cached memory to the device."""
 
-    def close(self) -> None:  # noqa: B027 (most meters count nothing themselves)
-        """Stop counting, where counting is this meter's own doing."""
+    def close(self) -> None:  # noqa: B027 (overridden by meters with state to release)
+        """Stop counting."""
 
 
 def meter_for(device: torch.device) -> Meter:
@@ -89,28 +90,28 @@ def meter_for(device: torch.device) -> Meter:
     )
 
 
-class Peaks:
-    """The peaks of one meter, where all meters of a device read and reset the same ones.
+class SharedPeaks:
+    """One meter's peaks, where all meters of a device reset the same statistics.
 
-    A reset by one of them hides nothing from the others: each keeps what was the peak until then.
+    Before one meter resets them, all others store the peak until then.
     """
 
-    _of_device: ClassVar[dict[str, weakref.WeakSet[Peaks]]] = {}
+    _by_device: ClassVar[dict[str, weakref.WeakSet[SharedPeaks]]] = {}
 
     def __init__(self, device: str) -> None:
-        self._all = self._of_device.setdefault(device, weakref.WeakSet())
+        self._all = self._by_device.setdefault(device, weakref.WeakSet())
         self._all.add(self)
         self._in_use = self._held = 0
 
-    def added_to(self, reading: Reading) -> Reading:
-        """A reading with the peaks before the resets of others."""
+    def merged_with(self, reading: Reading) -> Reading:
+        """A reading whose peaks include those before resets by other meters."""
         if reading.peak >= self._in_use and reading.peak_held >= self._held:
             return reading
         peak, peak_held = max(reading.peak, self._in_use), max(reading.peak_held, self._held)
         return reading._replace(peak=peak, peak_held=peak_held)
 
     def before_reset(self, read: Callable[[], Reading]) -> None:
-        """This meter is about to reset what all of them read."""
+        """Store the current peaks for the other meters; forget this meter's."""
         self._in_use = self._held = 0
         if len(self._all) == 1:
             return
@@ -125,27 +126,23 @@ class Peaks:
 
 
 class CudaMeter(Meter):
-    """Reads the caching allocator's statistics, by the cheapest call there is."""
+    """Reads the caching allocator's raw statistics, the cheapest call that has them."""
 
     def __init__(self, device: torch.device) -> None:
         self._index = device.index if device.index is not None else torch.cuda.current_device()
         self.device_bytes = torch.cuda.get_device_properties(self._index).total_memory
-        raw = getattr(torch._C, "_cuda_memoryStats", None)
-        self._statistics = raw or torch.cuda.memory_stats_as_nested_dict
-        reset = getattr(torch._C, "_cuda_resetPeakMemoryStats", None)
-        self._reset = reset or torch.cuda.reset_peak_memory_stats
-        self._former_share: float | None = None
-        self._peaks = Peaks(f"cuda:{self._index}")
+        self._fraction_before: float | None = None
+        self._peaks = SharedPeaks(f"cuda:{self._index}")
         settings = current_settings()
         fixed_segments = bool(settings) and not settings.get("expandable_segments", False)
         self.fragments = fixed_segments or allocator_backend() != "native"
         self.page_bytes = page_bytes_in(str(settings.get("PYTORCH_CUDA_ALLOC_CONF", "")))
-        self.hole_bytes = int(_HOLES * self.page_bytes)
-        # A limit is held against the size asked for; pages are then taken as a whole.
-        self.overshoot_bytes = self.page_bytes - _GRAIN
+        self.hole_bytes = int(_PAGES_LOST * self.page_bytes)
+        # The allocator compares the requested size with the limit, then maps whole pages.
+        self.overshoot_bytes = self.page_bytes - _SMALL_PAGE_BYTES
 
     def read(self) -> Reading:
-        statistics = self._statistics(self._index)
+        statistics: Any = torch._C._cuda_memoryStats(self._index)
         in_use = statistics["allocated_bytes"]["all"]
         held = statistics["reserved_bytes"]["all"]
         reading = Reading(
@@ -156,17 +153,17 @@ class CudaMeter(Meter):
             statistics["num_alloc_retries"],
             statistics["num_ooms"],
         )
-        return self._peaks.added_to(reading)
+        return self._peaks.merged_with(reading)
 
     def reset_peak(self) -> None:
         self._peaks.before_reset(self.read)
-        self._reset(self._index)
+        torch._C._cuda_resetPeakMemoryStats(self._index)
 
     def close(self) -> None:
         self._peaks.close()
 
     def lost_bytes(self) -> int | None:
-        if self.fragments:  # what it would give back depends on all that is asked for next
+        if self.fragments:  # what can be freed then depends on later requests
             return None
         try:
             segments = torch.cuda.memory_snapshot(include_traces=False)
@@ -183,22 +180,21 @@ class CudaMeter(Meter):
 
     def limit(self, number_of_bytes: int | None) -> None:
         if number_of_bytes is None:
-            if self._former_share is not None:
-                torch.cuda.set_per_process_memory_fraction(self._former_share, self._index)
-                self._former_share = None
-            return
-        if self._former_share is None:
-            former = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)
-            self._former_share = former(self._index)
-        share = min(1.0, number_of_bytes / self.device_bytes)
-        torch.cuda.set_per_process_memory_fraction(share, self._index)
+            fraction, self._fraction_before = self._fraction_before, None
+        else:
+            if self._fraction_before is None:
+                former = torch.cuda.get_per_process_memory_fraction(self._index)
+                self._fraction_before = min(1.0, former)  # another backend has its own "no limit"
+            fraction = min(1.0, number_of_bytes / self.device_bytes)
+        if fraction is not None:
+            torch.cuda.set_per_process_memory_fraction(fraction, self._index)
 
 
 def lost_in(segments: Iterable[Mapping[str, Any]], page_bytes: int) -> int:
-    """Bytes in free ranges that fill no whole page: only whole pages can be given back."""
+    """Free bytes that fill no whole page: only whole pages can be unmapped."""
     lost = 0
     for segment in segments:
-        page = page_bytes if segment["segment_type"] == "large" else _GRAIN
+        page = page_bytes if segment["segment_type"] == "large" else _SMALL_PAGE_BYTES
         begin = 0
         for block in segment["blocks"]:
             end = begin + block["size"]
@@ -215,38 +211,36 @@ class CpuMeter(Meter):
     private = True
 
     def __init__(self) -> None:
-        self._mode = StorageCounter.shared()
-        self._peaks = Peaks("cpu")
+        self._counter = StorageCounter.shared()
+        self._peaks = SharedPeaks("cpu")
         self.device_bytes = _physical_bytes()
         self._open = True
 
     def read(self) -> Reading:
-        mode = self._mode
-        mode.look_at_gathered()
-        reading = Reading(mode.in_use, mode.peak, mode.in_use, mode.peak, 0, mode.failures)
-        return self._peaks.added_to(reading)
+        counter = self._counter
+        counter.update_gathered()
+        in_use, peak = counter.in_use, counter.peak
+        return self._peaks.merged_with(Reading(in_use, peak, in_use, peak, 0, counter.failures))
 
     def reset_peak(self) -> None:
         self._peaks.before_reset(self.read)
-        self._mode.peak = self._mode.in_use
+        self._counter.peak = self._counter.in_use
 
     def free_bytes(self) -> int:
-        return max(0, self.device_bytes - self._mode.in_use)
+        return max(0, self.device_bytes - self._counter.in_use)
 
     def limit(self, number_of_bytes: int | None) -> None:
-        self._mode.set_limit(id(self), number_of_bytes)
+        self._counter.set_limit(id(self), number_of_bytes)
 
     def close(self) -> None:
         if self._open:
             self._open = False
             self.limit(None)
             self._peaks.close()
-            self._mode.release()
+            self._counter.release()
 
 
 def _physical_bytes() -> int:
-    import os
-
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -4,8 +4,7 @@ Planners, one file an idea; the plan itself; the cache that hands plans out agai
 torch nor where predictions come from.
 """
 
-from mimose.planning.decision import Decision, Kind, Terms
-from mimose.planning.plan import Plan
+from mimose.planning.plan import NO_PLAN, Plan
 from mimose.planning.plan_cache import CachedPlan, PlanCache
 from mimose.planning.planners import (
     Greedy,
@@ -19,18 +18,16 @@ from mimose.planning.planners import (
 )
 
 __all__ = [
+    "NO_PLAN",
     "CachedPlan",
-    "Decision",
     "Greedy",
     "Guarded",
     "KeepAll",
-    "Kind",
     "Optimal",
     "Plan",
     "PlanCache",
     "Planner",
     "RecomputeAll",
     "Static",
-    "Terms",
     "planner_named",
 ]

@@ -1,34 +1,50 @@
-"""Plans: what a step recomputes, and what that costs."""
+"""Plans: what each run of a step does, and what that costs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mimose.costs import Profile, peak, recompute_nanoseconds
+from mimose.costs import Option, Profile, extra_nanoseconds, peak
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """For each run, whether it is recomputed; and what that costs by its profile."""
+    """One option for each run, and what that costs by its profile."""
 
-    recompute: tuple[bool, ...]
+    choices: tuple[Option, ...]
     peak_bytes: int
     """Predicted peak above the step's start."""
-    recompute_seconds: float
+    extra_seconds: float
+    """Time that the choices add to the step."""
     fits: bool
     """Whether the predicted peak is within what was available."""
 
     @classmethod
-    def of(cls, profile: Profile, recompute: tuple[bool, ...], available_bytes: int) -> Plan:
-        """The plan that recomputes these runs."""
-        highest = peak(profile, recompute)
-        seconds = recompute_nanoseconds(profile, recompute) / 1e9
-        return cls(recompute, highest, seconds, highest <= available_bytes)
+    def of(cls, profile: Profile, choices: Iterable[Option | bool], available_bytes: int) -> Plan:
+        """The plan that makes these choices; True stands for recompute, False for keep."""
+        chosen = tuple(map(Option.of, choices))
+        highest = peak(profile, chosen)
+        seconds = extra_nanoseconds(profile, chosen) / 1e9
+        return cls(chosen, highest, seconds, highest <= available_bytes)
+
+    def count(self, option: Option) -> int:
+        """How many runs have this option."""
+        return self.choices.count(option)
 
     @property
     def kept(self) -> int:
         """How many runs are kept."""
-        return len(self.recompute) - sum(self.recompute)
+        return self.count(Option.KEEP)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every run is kept."""
+        return self.kept == len(self.choices)
 
     def __str__(self) -> str:
-        return "".join("r" if again else "K" for again in self.recompute)
+        return "".join(option.letter for option in self.choices)
+
+
+NO_PLAN = Plan((), 0, 0.0, fits=False)
+"""For steps of which nothing is known: whatever runs is recomputed."""

@@ -1,7 +1,7 @@
-"""What people see of a run: statistics, explanations, recordings, what-if answers, the page.
+"""Statistics, explanations, recordings, what-if forecasts and the report page.
 
-Subscribes to what training tells. Touches neither hooks nor devices. What only the command line
-and the benchmark ask for is loaded when they ask, so that `import mimose` stays quick.
+Subscribes to training events; uses neither hooks nor devices. Modules that only the command line
+and the benchmark need are imported on first use, to keep `import mimose` fast.
 """
 
 import importlib
@@ -43,7 +43,7 @@ __all__ = [
     "refuse_unwritable",
 ]
 
-_LOADED_LATER = {
+_LAZY = {
     "Forecast": "what_if",
     "Outlook": "outlook",
     "Question": "questions",
@@ -57,10 +57,10 @@ _LOADED_LATER = {
     "refuse_file": "outputs",
     "refuse_folder": "outputs",
 }
-"""The module in this package that each of these names is in."""
+"""The module that defines each lazily imported name."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LOADED_LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LOADED_LATER[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

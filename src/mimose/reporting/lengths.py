@@ -1,4 +1,4 @@
-"""How long inputs are: a distribution as people write it, and what batches make of it."""
+"""Distributions of input lengths, and of the padded lengths of batches."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from pathlib import Path
 
 from mimose.errors import ArgumentError
 
-_HOW = (
-    'write "128", "64,128,256", "24-256", or a file of lengths, one a line (length or length,count)'
-)
+_USAGE = 'use "128", "64,128,256", "24-256", or a file with one "length" or "length,count" per line'
 
 
 def parse_lengths(text: str) -> dict[int, float]:
-    """Lengths and their weights.
+    """Parse lengths into a weight for each length.
 
     >>> parse_lengths("64,128,128")
     {64: 1.0, 128: 2.0}
@@ -27,10 +25,10 @@ def parse_lengths(text: str) -> dict[int, float]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:[-–]\s*(\d+)\s*)?", part)
         if match is None:
-            raise ArgumentError(f"lengths {text!r} are neither numbers nor a file: {_HOW}")
+            raise ArgumentError(f"lengths {text!r} are neither numbers nor a file; {_USAGE}")
         low, high = int(match[1]), int(match[2] or match[1])
         if not 0 < low <= high:
-            raise ArgumentError(f"lengths {part.strip()!r} cannot be: {_HOW}")
+            raise ArgumentError(f"lengths {part.strip()!r} are not a positive range; {_USAGE}")
         for length in range(low, high + 1):
             weights[length] = weights.get(length, 0.0) + 1.0
     return weights
@@ -42,34 +40,36 @@ def _from_file(path: Path) -> dict[int, float]:
         for number, row in enumerate(csv.reader(file), 1):
             if not row or (number == 1 and not row[0].strip().isdigit()):
                 continue
-            try:
-                length, count = int(row[0]), float(row[1]) if len(row) > 1 else 1.0
-            except ValueError:
-                shown = ",".join(row)[:40]
-                raise ArgumentError(
-                    f"{path}, line {number}: {shown!r} is no length: {_HOW}"
-                ) from None
-            if length < 1 or not 0 <= count < math.inf:
-                shown = ",".join(row)[:40]
-                raise ArgumentError(f"{path}, line {number}: {shown!r} cannot be: {_HOW}")
+            length, count = _parse_row(row, f"{path}, line {number}")
             weights[length] = weights.get(length, 0.0) + count
     weights = {length: count for length, count in weights.items() if count}
     if not weights:
-        raise ArgumentError(f"{path} has no lengths in it: {_HOW}")
+        raise ArgumentError(f"{path} contains no lengths; {_USAGE}")
     return weights
 
 
+def _parse_row(row: list[str], place: str) -> tuple[int, float]:
+    try:
+        length, count = int(row[0]), float(row[1]) if len(row) > 1 else 1.0
+    except ValueError:
+        length, count = 0, 0.0
+    if length < 1 or not 0 <= count < math.inf:
+        shown = ",".join(row)[:40]
+        raise ArgumentError(f"{place}: {shown!r} is not a positive length; {_USAGE}")
+    return length, count
+
+
 def padded(weights: Mapping[int, float], batch: int) -> dict[int, float]:
-    """The lengths of batches that are padded to the longest of `batch` samples.
+    """The length distribution of batches padded to the longest of `batch` samples.
 
     >>> padded({1: 1, 2: 1}, batch=2)
     {1: 0.25, 2: 0.75}
     """
-    total, below, shares = sum(weights.values()), 0.0, {}
-    seen = 0.0
+    total, shares = sum(weights.values()), {}
+    weight = shorter = 0.0
     for length in sorted(weights):
-        seen += weights[length]
-        upto = (seen / total) ** batch
-        shares[length] = upto - below
-        below = upto
+        weight += weights[length]
+        up_to = (weight / total) ** batch
+        shares[length] = up_to - shorter
+        shorter = up_to
     return shares

@@ -1,6 +1,6 @@
-"""How a handle, its statistics and its explanations look in a notebook: small pieces of HTML.
+"""HTML of a handle, its statistics and its explanations, for notebooks.
 
-Colours go with light and dark notebooks alike. Every name is escaped: names come from a model.
+The colours suit light and dark themes. All names are escaped, since they come from the model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mimose.units import text_of
 if TYPE_CHECKING:
     from mimose.reporting.report import Explanation, Stats
 
-_KEEP, _AGAIN, _FIXED, _PLAN, _OVER = "#3d7fc4", "#e07b29", "#8a919c", "#0b8a7d", "#c22f4a"
+_KEEP, _RECOMPUTE, _FIXED, _PLAN, _OVER = "#3d7fc4", "#e07b29", "#8a919c", "#0b8a7d", "#c22f4a"
 _FRAME = (
     "font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:720px;"
     "border:1px solid rgba(128,128,128,.35);border-radius:8px;padding:10px 14px"
@@ -22,12 +22,12 @@ _FRAME = (
 
 
 def handle_html(title: str, stats: Stats) -> str:
-    """A handle: what it is, and how the run goes."""
+    """A handle with its statistics."""
     return _framed(f"<b>{escape(title)}</b>", *_stats_parts(stats))
 
 
 def stats_html(stats: Stats) -> str:
-    """Statistics: the peak against the budget, then the numbers."""
+    """The peak against the budget, then the other statistics."""
     return _framed(*_stats_parts(stats))
 
 
@@ -35,11 +35,11 @@ def _stats_parts(stats: Stats) -> Iterable[str]:
     if stats.budget_bytes:
         yield _bar(stats.peak_bytes, stats.budget_bytes, "peak")
     rows = [line.partition(": ") for line in str(stats).splitlines()]
-    yield _table((first, rest) if mark else ("", first) for first, mark, rest in rows)
+    yield _table((name, value) if colon else ("", name) for name, colon, value in rows)
 
 
 def explanation_html(explanation: Explanation) -> str:
-    """An explanation: three peaks against the budget, then what each block does."""
+    """Three peaks against the budget, then the plan and the cost of each block."""
     parts = [f"<b>input {escape(str(explanation.size))}</b>"]
     plan, profile = explanation.plan, explanation.profile
     if plan is None or profile is None:
@@ -50,24 +50,24 @@ def explanation_html(explanation: Explanation) -> str:
     for name, peak, colour in (
         ("all kept", explanation.peak_kept_bytes, _KEEP),
         ("this plan", explanation.predicted_peak_bytes, _PLAN),
-        ("all recomputed", explanation.peak_recomputed_bytes, _AGAIN),
+        ("all recomputed", explanation.peak_recomputed_bytes, _RECOMPUTE),
     ):
         parts.append(_bar(peak or 0, budget, name, colour))
-    does = [
-        "fixed" if run.fixed else "recompute" if again else "keep"
-        for run, again in zip(profile.runs, plan.recompute, strict=True)
+    choices = [
+        "fixed" if run.fixed else option.value
+        for run, option in zip(profile.runs, plan.choices, strict=True)
     ]
-    parts.append(_strip(does))
-    short = "it may not fit" if explanation.at_most_as else "it does not fit"
+    parts.append(_strip(choices))
+    verdict = "it may not fit" if explanation.at_most_as else "it does not fit"
     parts.append(
-        f"{plan.kept} of {len(does)} blocks kept, {plan.recompute_seconds * 1e3:.1f} ms of "
-        f"recomputing{'' if plan.fits else f'; <b>{short}</b>'}"
+        f"{plan.kept} of {len(choices)} blocks kept, {plan.extra_seconds * 1e3:.1f} ms of "
+        f"recompute{'' if plan.fits else f'; <b>{verdict}</b>'}"
     )
     rows = (
-        (name, word, text_of(run.saved), f"{run.nanoseconds / 1e6:.2f} ms")
-        for name, word, run in zip(explanation.blocks, does, profile.runs, strict=False)
+        (name, choice, text_of(run.saved), f"{run.nanoseconds / 1e6:.2f} ms")
+        for name, choice, run in zip(explanation.blocks, choices, profile.runs, strict=False)
     )
-    table = _table(rows, ("block", "", "keeping costs", "recompute takes"))
+    table = _table(rows, ("block", "plan", "memory if kept", "recompute time"))
     return _framed(*parts, f"<details><summary>blocks</summary>{table}</details>")
 
 
@@ -80,7 +80,7 @@ def _framed(*parts: str) -> str:
 
 
 def _bar(peak: int, budget: int, name: str, colour: str = _PLAN) -> str:
-    """A bar whose track is the budget; red where it is longer than that."""
+    """A bar whose full width is the budget; red if the peak exceeds it."""
     share = min(1.0, peak / budget)
     fill = _OVER if peak > budget else colour
     return (
@@ -93,13 +93,13 @@ def _bar(peak: int, budget: int, name: str, colour: str = _PLAN) -> str:
     )
 
 
-def _strip(does: Sequence[str]) -> str:
-    """A cell a block."""
-    colours = {"keep": _KEEP, "recompute": _AGAIN, "fixed": _FIXED}
+def _strip(choices: Sequence[str]) -> str:
+    """One coloured cell per block."""
+    colours = {"keep": _KEEP, "recompute": _RECOMPUTE, "fixed": _FIXED}
     cells = "".join(
-        f'<span title="{word}" style="flex:1;height:14px;border-radius:2px;'
-        f'background:{colours[word]}"></span>'
-        for word in does
+        f'<span title="{choice}" style="flex:1;height:14px;border-radius:2px;'
+        f'background:{colours[choice]}"></span>'
+        for choice in choices
     )
     return f'<div style="display:flex;gap:2px;margin:6px 0">{cells}</div>'
 

@@ -1,7 +1,6 @@
-"""What a model would need at any size under any budget, from what was learned of it.
+"""Predictions for a recorded model at any input size and under any budget, without training.
 
-Nothing here trains: profiles come from what a recording has learned, plans from the planner, peaks
-from the timeline. So questions can be asked that nobody has run: another budget, other lengths.
+Profiles come from the observations in a recording, plans from the planner, peaks from the timeline.
 """
 
 from __future__ import annotations
@@ -13,115 +12,116 @@ from itertools import zip_longest
 
 import numpy as np
 
-from mimose.costs import InputSize, Profile, recompute_nanoseconds
-from mimose.estimation import CostModel, Estimate
+from mimose.costs import InputSize, Option, Profile, extra_nanoseconds
+from mimose.estimation import CostModel, Prediction
 from mimose.planning import Plan, Planner, planner_named
 from mimose.reporting.reader import RecordedStep, Recording
 
 _WARM_UP = 2
-"""Steps whose time says little."""
+"""The first steps, whose times are not representative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """A model on paper: what is known of it, and of the run it is in."""
+    """The learned costs of a model, and the memory and time of the run that they come from."""
 
     cost_model: CostModel
     planner: Planner
     floor_bytes: int
     """In use before a step: parameters, optimizer state, gradients that stay."""
     missing_bytes: int
-    """Gradients that come into being in every step."""
+    """Gradients that are allocated in every step."""
     reserve_share: float
-    """The part of a budget that plans leave free."""
+    """The share of a budget that plans leave free."""
     step_time: StepTime | None = None
     budget_bytes: int | None = None
-    """The budget that the run had."""
+    """The budget of the run."""
 
     @classmethod
     def of(cls, recording: Recording, planner: Planner | None = None) -> Outlook:
         """The outlook of a recorded run."""
         last = recording.observations[-1] if recording.observations else None
-        born = last is not None and last.gradients_born
-        cost_model = recording.cost_model().of(born=born)
+        allocates = last is not None and bool(last.all_gradients_allocated)
+        cost_model = recording.cost_model()
         reserve = recording.steps[-1].reserve_bytes if recording.steps else 0
         outlook = cls(
             cost_model=cost_model,
             planner=planner or _planner_of(recording),
             floor_bytes=_floor(recording, cost_model),
-            missing_bytes=recording.header.gradient_bytes if born else 0,
+            missing_bytes=recording.header.gradient_bytes if allocates else 0,
             reserve_share=reserve / recording.header.budget_bytes,
             budget_bytes=recording.header.budget_bytes,
         )
         return outlook.timed_by(recording)
 
     def timed_by(self, recording: Recording) -> Outlook:
-        """The same, with the time of a step as this run had it."""
+        """A copy whose step time is fitted to this recording."""
         return replace(self, step_time=StepTime.of(self, recording.steps))
 
     def profile(self, size: InputSize) -> Profile | None:
-        """What every run costs at this size, in a usual step; None where it cannot be predicted."""
+        """The predicted costs of this size; None if they cannot be predicted."""
         estimate = self.estimate(size)
-        return None if estimate is None or estimate.at_most_as else estimate.profile
+        return None if estimate is None or estimate.bound_of else estimate.profile
 
-    def estimate(self, size: InputSize) -> Estimate | None:
-        """The same or, failing that, an upper bound; None where nothing is known."""
-        return self._usual(self.cost_model.estimate(size), size)
+    def estimate(self, size: InputSize) -> Prediction | None:
+        """The predicted costs or, failing that, an upper bound; None if there is neither."""
+        return self._usual(self.cost_model.predict(size), size)
 
-    def extrapolate(self, size: InputSize) -> Estimate | None:
-        """The same where it can be predicted; beyond the sizes seen what can be expected."""
+    def extrapolate(self, size: InputSize) -> Prediction | None:
+        """The predicted costs, extrapolated for sizes larger than any that was observed."""
         estimate = self.estimate(size)
-        if estimate is not None and estimate.at_most_as is None:
+        if estimate is not None and estimate.bound_of is None:
             return estimate
         if not self.cost_model.beyond(size):
             return None
         return self._usual(self.cost_model.extrapolate(size), size)
 
-    def _usual(self, estimate: Estimate | None, size: InputSize) -> Estimate | None:
-        """An estimate of a size, in a usual step."""
+    def _usual(self, estimate: Prediction | None, size: InputSize) -> Prediction | None:
+        """The estimate with the gradients that a typical step allocates."""
         pattern = self.cost_model.pattern_for(size)
         if estimate is None or pattern is None:
             return None
-        in_step = self.cost_model.in_step(pattern, self.missing_bytes)
-        return replace(estimate, profile=estimate.profile.in_step(*in_step))
+        conditions = self.cost_model.conditions(pattern, self.missing_bytes)
+        return replace(estimate, profile=estimate.profile.in_step(conditions))
 
     def base_bytes(self, profile: Profile) -> int:
-        """In use when the first block starts."""
-        return self.floor_bytes + profile.prelude
+        """Memory in use when the first block starts."""
+        return self.floor_bytes + (profile.prelude or 0)
 
     def available(self, profile: Profile, budget_bytes: int) -> int:
-        """What a step of this size may take beyond that."""
+        """Memory that a step may use on top of `base_bytes`."""
         reserve = int(self.reserve_share * budget_bytes)
         return budget_bytes - reserve - self.base_bytes(profile)
 
     def plan(self, profile: Profile, budget_bytes: int) -> Plan:
-        """The plan that a batch of this size would get."""
+        """The plan for a batch of this size."""
         return self.planner.plan(profile, self.available(profile, budget_bytes))
 
-    def budget_for(self, profile: Profile, recompute: Sequence[bool]) -> int:
-        """The least budget under which this size fits if these runs are recomputed."""
-        need = self.base_bytes(profile) + Plan.of(profile, tuple(recompute), 0).peak_bytes
+    def budget_for(self, profile: Profile, option: Option) -> int:
+        """The smallest budget that fits this size if every run has this option."""
+        plan = Plan.of(profile, [option] * len(profile.runs), 0)
+        need = self.base_bytes(profile) + plan.peak_bytes
         return int(need / (1 - self.reserve_share)) + 1
 
     def least_budget(self, profile: Profile) -> int:
-        """The budget below which nothing helps a batch of this size."""
-        return self.budget_for(profile, [True] * len(profile.runs))
+        """The smallest budget for this size: everything is recomputed."""
+        return self.budget_for(profile, Option.RECOMPUTE)
 
     def easy_budget(self, profile: Profile) -> int:
-        """The budget from which everything is kept at this size."""
-        return self.budget_for(profile, [False] * len(profile.runs))
+        """The smallest budget under which this size needs no recompute."""
+        return self.budget_for(profile, Option.KEEP)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The time of a step without recomputing: a line in what one whole recompute would take."""
+    """Time of a step without recompute, linear in the time to recompute every run."""
 
     base_seconds: float
     slope: float
 
     @classmethod
     def of(cls, outlook: Outlook, steps: Sequence[RecordedStep]) -> StepTime | None:
-        """Fitted to the recorded steps; pauses (an evaluation, a checkpoint) are left out."""
+        """Fit to the recorded steps, without pauses (an evaluation, a checkpoint)."""
         points = [p for p in _time_points(outlook, steps) if p is not None][_WARM_UP:]
         if len(points) < 3:
             return None
@@ -135,18 +135,19 @@ class StepTime:
         return cls(float(base), float(slope))
 
     def seconds(self, profile: Profile) -> float:
-        """A step of this size, nothing recomputed."""
+        """Time of a step of this size in which nothing is recomputed."""
         return self.base_seconds + self.slope * whole_seconds(profile)
 
 
 def whole_seconds(profile: Profile) -> float:
-    """What recomputing every run takes."""
-    return recompute_nanoseconds(profile, [True] * len(profile.runs)) / 1e9
+    """Time to recompute every run."""
+    return extra_nanoseconds(profile, [Option.RECOMPUTE] * len(profile.runs)) / 1e9
 
 
 def _time_points(
     outlook: Outlook, steps: Sequence[RecordedStep]
 ) -> Iterable[tuple[float, float] | None]:
+    """For each step, the time to recompute every run and the step's time without recompute."""
     known: dict[InputSize, float | None] = {}
     for step, following in zip_longest(steps, steps[1:]):
         if step.size not in known:
@@ -159,22 +160,23 @@ def _time_points(
         took = step.milliseconds / 1e3
         if following is not None:
             took = max(took, following.at_seconds - step.at_seconds)
-        again = whole if step.plan is None else step.recompute_milliseconds / 1e3
-        yield whole, max(took - again, 0.0)
+        unplanned = step.plan is None and step.observed is None
+        recompute = whole if unplanned else step.recompute_milliseconds / 1e3
+        yield whole, max(took - recompute, 0.0)
 
 
 def _floor(recording: Recording, cost_model: CostModel) -> int:
-    """The memory in use before a step, as the later half of the run has it."""
+    """Median memory in use before a step, over the second half of the run."""
     bases = []
     for step in recording.steps[len(recording.steps) // 2 :]:
-        profile = cost_model.predict(step.size) or cost_model.other.predict(step.size)
-        if profile is not None:
-            bases.append(step.base_bytes - profile.prelude)
+        prediction = cost_model.predict(step.size)
+        if prediction is not None:
+            bases.append(step.base_bytes - (prediction.profile.prelude or 0))
     return int(statistics.median(bases)) if bases else recording.header.parameter_bytes
 
 
 def _planner_of(recording: Recording) -> Planner:
     try:
         return planner_named(recording.header.planner)
-    except ValueError:  # somebody's own
+    except ValueError:  # a user-defined planner
         return planner_named("optimal")

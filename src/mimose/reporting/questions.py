@@ -1,4 +1,4 @@
-"""A what-if question about a file: a recording, or what `handle.state_dict()` gave."""
+"""What-if questions about a file: a recording or a saved `handle.state_dict()`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from mimose.reporting.reader import is_recording, read_recording
 from mimose.reporting.what_if import Forecast, Lengths, forecast
 
 _RESERVE_SHARE = 0.03
-"""What a session starts with, where nothing was learned of it."""
+"""The initial reserve of a run; a state_dict does not contain the learned one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is known, and the sizes that it is known of."""
+    """The contents of one file, ready for forecasts."""
 
     outlook: Outlook
     sizes: tuple[InputSize, ...]
-    """One a step."""
+    """The input size of each step."""
     remark: str = ""
-    """What people should know of the file."""
+    """A remark about damage to the file; empty if there is none."""
 
     @classmethod
     def about(cls, file: Path, planner: str | None, floor_bytes: int | None = None) -> Question:
-        """The question about this file, whichever of the two it is."""
+        """Read a recording or a saved state_dict."""
         with file.open("rb") as opened:
             first = opened.readline(65536).decode(errors="replace")
         if is_recording(first):
@@ -43,8 +43,8 @@ class Question:
             question = cls(Outlook.of(recording), sizes, recording.remark)
         else:
             question = cls._about_state(_state_in(file), file, floor_bytes)
-        if not question.sizes or not question.outlook.cost_model.version:
-            raise ArgumentError(f"{file} has nothing learned in it yet: train a few more steps")
+        if not question.sizes or not question.outlook.cost_model.observed:
+            raise ArgumentError(f"{file} has no observed steps yet: train a few more steps")
         outlook = question.outlook
         if planner is not None:
             outlook = replace(outlook, planner=planner_named(planner))
@@ -58,50 +58,53 @@ class Question:
     ) -> Question:
         if floor_bytes is None:
             raise ArgumentError(
-                f"{file} tells what blocks cost, not what is in use before a step (parameters, "
-                "optimizer state): add --floor, like --floor 2GiB"
+                f"{file} contains the costs of blocks, but not the memory in use before a step "
+                "(parameters, optimizer state): add --floor, such as --floor 2GiB"
             )
         try:
             plain = state["chapters"][-1]["knowledge"]
             observations = [StepObservation.from_plain(o) for o in plain["observations"]]
             cost_model = CostModel.from_plain(plain)
         except (KeyError, IndexError, TypeError, ValueError):
-            raise ArgumentError(f"{file} has nothing learned in it") from None
-        born = max(
-            (b for o in observations for b in (*o.born_bytes, o.all_born_bytes or 0)), default=0
-        )
+            raise ArgumentError(
+                f"{file} contains no observed steps: save handle.state_dict() after training"
+            ) from None
+        allocated = max((o.conditions.all_gradients_allocated for o in observations), default=0)
         outlook = Outlook(
-            cost_model=cost_model.of(born=born > 0),
+            cost_model=cost_model,
             planner=planner_named("optimal"),
             floor_bytes=floor_bytes,
-            missing_bytes=born,
+            missing_bytes=allocated,
             reserve_share=_RESERVE_SHARE,
         )
         return cls(outlook, tuple(o.size for o in observations))
 
     def weights(self, lengths: str | None, *, samples: bool) -> dict[InputSize, float]:
-        """How often each size comes: as recorded, or as these lengths say."""
+        """The frequency of each size: as recorded, or from these lengths.
+
+        With `samples`, the lengths are those of single samples and are padded to batches.
+        """
         if lengths is None:
             return {size: float(times) for size, times in Counter(self.sizes).items()}
-        known = Lengths(self.sizes)
-        asked = parse_lengths(lengths)
+        recorded = Lengths(self.sizes)
+        by_length = parse_lengths(lengths)
         if samples:
-            asked = padded(asked, known.batch)
+            by_length = padded(by_length, recorded.batch)
         weights: dict[InputSize, float] = {}
-        for length, weight in asked.items():
-            size = known.at(length)
+        for length, weight in by_length.items():
+            size = recorded.at(length)
             weights[size] = weights.get(size, 0.0) + weight
         return weights
 
     def forecast(
         self, weights: Mapping[InputSize, float], budgets: Sequence[int] | None = None
     ) -> Forecast:
-        """What these budgets would mean."""
+        """The expected time and memory under each budget."""
         return forecast(self.outlook, weights, budgets, Lengths(self.sizes))
 
 
 def _state_in(file: Path) -> Mapping[str, Any]:
-    """The session's state in a file of JSON or of torch.save, alone or inside a checkpoint."""
+    """The state_dict in a JSON or torch.save file, by itself or inside a checkpoint."""
     try:
         loaded = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, UnicodeDecodeError):

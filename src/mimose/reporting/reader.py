@@ -1,4 +1,4 @@
-"""A recorded run, read back: its steps, its events, and all that the session had learned."""
+"""Read a recorded run: its steps, its events and its observations."""
 
 from __future__ import annotations
 
@@ -10,47 +10,50 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mimose.costs import InputSize, Layout, Pace, StepObservation
+from mimose.costs import InputSize, Layout, Option, Pace, StepObservation
 from mimose.errors import ArgumentError
 from mimose.estimation import CostModel
-from mimose.reporting.recording import FORMAT, Header
+from mimose.reporting.recording import READABLE, Header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
-    """One step, as its line tells it."""
+    """One step of a recording."""
 
     number: int
     at_seconds: float
     """From the start of the recording to the step's first block."""
     size: InputSize
     plan: str | None
-    """A letter a run: K kept, r recomputed; None if the step was observed."""
+    """One letter per run: K kept, r recomputed; None if the step was observed."""
+    observed: str | None
+    """The same letters for an observed step; None if everything was recomputed, or the step was
+    not observed."""
     base_bytes: int
     at_most_bytes: int | None
-    """What its peak was known not to exceed, where it could not be predicted."""
+    """Upper bound of the peak, if the peak could not be predicted."""
     predicted_bytes: int | None
-    """The predicted peak; None where there was only an upper bound, or nothing."""
+    """The predicted peak; None if there was only an upper bound, or neither."""
     peak_bytes: int | None
-    """None where nobody could see it: a peak below an earlier one, on a device that others read."""
+    """The real peak; None if it was below an earlier one and CUDA's statistics were not reset."""
     held_bytes: int | None
-    """The most that the allocator has held by then; None for observed steps, and far from the
-    limit for most."""
+    """The most that the allocator has held so far; None if it was not read: in observed steps, and
+    in most steps far below the limit."""
     milliseconds: float
-    """From the first block's forward to the end of the backward, as the host sees it."""
+    """Host time from the first block's forward to the end of the backward."""
     recompute_milliseconds: float
     planning_microseconds: float
     reserve_bytes: int
 
     @property
     def has_own_plan(self) -> bool:
-        """Whether its plan was made for its size, not for want of one after memory ran out."""
+        """Whether the plan was made for this size; false for the fallback after out of memory."""
         return (self.predicted_bytes or self.at_most_bytes) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that people should know."""
+    """A line of the event log."""
 
     kind: str
     at_seconds: float
@@ -60,15 +63,15 @@ class Event:
 
 @dataclass(slots=True)
 class Recording:
-    """A run, read back."""
+    """A recorded run."""
 
     header: Header
     steps: list[RecordedStep] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     observations: list[StepObservation] = field(default_factory=list)
-    """What was learned in the regime that the run ended in."""
+    """The observations of the regime in which the run ended."""
     unreadable: list[int] = field(default_factory=list)
-    """Lines that make no sense, by number; not a last one that was cut."""
+    """Numbers of invalid lines, without a truncated last line."""
 
     @property
     def planned(self) -> list[RecordedStep]:
@@ -76,7 +79,7 @@ class Recording:
         return [step for step in self.steps if step.plan is not None]
 
     def seconds(self) -> list[float]:
-        """What each step took, until the next one began; pauses between steps left out."""
+        """Time of each step until the start of the next one, without pauses."""
         pace, took = Pace(), []
         for step, following in itertools.pairwise(self.steps):
             whole = following.at_seconds - step.at_seconds
@@ -84,50 +87,48 @@ class Recording:
         return [*took, *(step.milliseconds / 1e3 for step in self.steps[-1:])]
 
     def cost_model(self) -> CostModel:
-        """What the session knew at the end, rebuilt."""
+        """The cost model at the end of the run, rebuilt from the observations."""
         cost_model = CostModel()
         for observation in self.observations:
-            cost_model.of(born=observation.gradients_born).learn(observation)
+            cost_model.learn(observation)
         return cost_model
 
     @property
     def remark(self) -> str:
-        """What people should know of a file that is damaged; nothing as a rule."""
+        """Which lines are invalid; empty if none is."""
         if not self.unreadable:
             return ""
         shown = ", ".join(map(str, self.unreadable[:5])) + ("…" if self.unreadable[5:] else "")
-        one = len(self.unreadable) == 1
-        does = "line {} makes no sense and is" if one else "lines {} make no sense and are"
-        return f"{does.format(shown)} left out"
+        return f"skipped invalid line{'s' if self.unreadable[1:] else ''} {shown}"
 
     @property
     def peak_bytes(self) -> int:
-        """The highest peak that was seen."""
+        """The highest measured peak."""
         return max((step.peak_bytes or step.base_bytes for step in self.steps), default=0)
 
 
 def is_recording(first_line: str) -> bool:
-    """Whether a file that begins with this line is a recording."""
+    """Whether a file with this first line is a recording."""
     return first_line.startswith('{"recording":')
 
 
 def read_recording(path: str | os.PathLike[str]) -> Recording:
-    """Read a recording, also one that is still being written or was cut."""
+    """Read a recording, even if it is truncated or still being written."""
     with open(path, encoding="utf-8", errors="replace") as file:
         text = file.read()
     lines = text.splitlines()
     if not lines:
-        raise ArgumentError(f"{path} is empty: no training step has been recorded in it yet")
+        raise ArgumentError(f"{path} is empty: no training step was recorded yet")
     if not is_recording(lines[0]):
         raise ArgumentError(
-            f'{path} is not a recording: write one with auto_checkpoint(..., record="run.jsonl")'
+            f'{path} is not a recording: make one with auto_checkpoint(..., record="run.jsonl")'
         )
     reader = _Reader(_header(lines[0], path))
     for number, line in enumerate(lines[1:], 2):
-        reader.take(number, line)
+        reader.read(number, line)
     recording = reader.recording
     if recording.unreadable[-1:] == [len(lines)] and not text.endswith("\n"):
-        recording.unreadable.pop()  # still being written, or cut
+        recording.unreadable.pop()  # truncated, or still being written
     return recording
 
 
@@ -135,26 +136,27 @@ def _header(line: str, path: str | os.PathLike[str]) -> Header:
     try:
         values: dict[str, Any] = json.loads(line)["recording"]
     except ValueError:
-        raise ArgumentError(f"{path} was cut within its first line: nothing can be read") from None
+        raise ArgumentError(f"{path} is truncated in its first line: nothing to read") from None
     if not isinstance(values, dict):
-        raise ArgumentError(f"{path} has a first line that no mimose wrote")
-    if values.get("format") != FORMAT:
+        raise ArgumentError(f"{path} has an invalid header in its first line")
+    if values.get("format") not in READABLE:
+        readable = " and ".join(map(str, READABLE))
         raise ArgumentError(
-            f"{path} has format {values.get('format')}, and this mimose reads {FORMAT}: read it "
-            f"with mimose {values.get('mimose_version')}"
+            f"{path} has format {values.get('format')}, but this version of mimose reads formats "
+            f"{readable}: use mimose {values.get('mimose_version')}"
         )
     try:
         header = Header(**{**values, "blocks": tuple(map(str, values["blocks"]))})
         numbers = header.budget_bytes, header.parameter_bytes, header.gradient_bytes
         if not all(map(_is_number, numbers)) or header.budget_bytes <= 0:
-            raise ValueError(f"{numbers} are no bytes")
+            raise ValueError(f"{numbers} are not numbers of bytes")
         return header
     except (KeyError, TypeError, ValueError):
-        raise ArgumentError(f"{path} has a first line that no mimose wrote") from None
+        raise ArgumentError(f"{path} has an invalid header in its first line") from None
 
 
 class _Reader:
-    """Takes one line after another; leaves out what is not whole."""
+    """Parses the lines after the header; skips invalid ones."""
 
     def __init__(self, header: Header) -> None:
         self.recording = Recording(header)
@@ -163,11 +165,11 @@ class _Reader:
         self._cost_models: dict[int, list[StepObservation]] = {}
         self._reserve = 0
 
-    def take(self, number: int, line: str) -> None:
+    def read(self, number: int, line: str) -> None:
         try:
             values: dict[str, Any] = json.loads(line)
             if not isinstance(values, dict):
-                raise TypeError(f"{line!r} is no object")
+                raise TypeError(f"{line!r} is not a JSON object")
             if "step" in values and "size" in values:
                 self.recording.steps.append(self._step(values))
             elif "observation" in values:
@@ -177,7 +179,7 @@ class _Reader:
                 self.recording.observations.append(observation)
             elif "timed" in values:
                 timed = StepObservation.from_plain(values["timed"], self._blocks)
-                _take_times(self._cost_models.get(values["in"], []), timed)
+                _set_times(self._cost_models.get(values["in"], []), timed)
             elif "regime" in values:
                 self.recording.observations = self._cost_models.setdefault(values["regime"], [])
             elif "layout" in values:
@@ -188,26 +190,30 @@ class _Reader:
             self.recording.unreadable.append(number)
 
     def _step(self, values: dict[str, Any]) -> RecordedStep:
-        numbers = {key: value for key, value in values.items() if key not in ("size", "plan")}
+        numbers = {
+            key: value for key, value in values.items() if key not in ("size", "plan", "observed")
+        }
         if not all(
-            _is_number(value) or (value is None and key in _UNSEEN)
+            _is_number(value) or (value is None and key in _NULLABLE)
             for key, value in numbers.items()
         ):
             raise ValueError(f"not all of these are numbers: {numbers}")
         layout = self._layouts[values.get("layout", 0)]
         if len(values["size"]) != sum(rank for _, rank in layout):
-            raise ValueError(f"{values['size']} is no size of {layout}")
+            raise ValueError(f"{values['size']} is not a size of {layout}")
         self._reserve = values.get("reserve", self._reserve)
         plan, predicted = values.get("plan"), values.get("predicted")
-        if not set(plan or "") <= set("Kr"):
-            raise ValueError(f"{plan!r} is no plan")
-        if plan == "":  # after memory ran out: whatever runs is recomputed, nothing is predicted
+        observed = values.get("observed")
+        if not set((plan or "") + (observed or "")) <= _LETTERS:
+            raise ValueError(f"{plan or observed!r} is not a plan")
+        if plan == "":  # the fallback after memory ran out: recompute all, without a prediction
             plan, predicted = "r" * len(self.recording.header.blocks), None
         return RecordedStep(
             number=values["step"],
             at_seconds=values["at"],
             size=InputSize(layout, tuple(map(operator.index, values["size"]))),
             plan=plan,
+            observed=observed,
             base_bytes=values["base"],
             at_most_bytes=values.get("at_most"),
             predicted_bytes=predicted,
@@ -220,26 +226,26 @@ class _Reader:
         )
 
 
-_UNSEEN = ("peak", "held")
-"""What may be null in a step's line: nobody could see it."""
+_LETTERS = {option.letter for option in Option}
+_NULLABLE = ("peak", "held")
+"""Measurements of a step that may be null."""
 
 
 def _is_number(value: Any) -> bool:
-    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return plain and abs(value) < 1 << 62
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and abs(value) < 1 << 62
 
 
-def _take_times(learned: list[StepObservation], timed: StepObservation) -> None:
-    """The last observation of this size, kind and these runs takes as long as this one says."""
-    for at in reversed(range(len(learned))):
-        former = learned[at]
-        if _key(former) == _key(timed):
-            learned[at] = former.timed_as(timed)
+def _set_times(observations: list[StepObservation], timed: StepObservation) -> None:
+    """Copy the times to the last observation of the same size, runs and kind of step."""
+    for at in reversed(range(len(observations))):
+        if _key(observations[at]) == _key(timed):
+            observations[at] = observations[at].timed_as(timed)
             return
 
 
-def _key(seen: StepObservation) -> tuple[Hashable, ...]:
-    return seen.size, seen.pattern, seen.gradients_born
+def _key(observation: StepObservation) -> tuple[Hashable, ...]:
+    return observation.size, observation.pattern
 
 
 def _layout(pairs: Sequence[tuple[str, int]]) -> Layout:

@@ -1,18 +1,20 @@
-"""A run on disk: `auto_checkpoint(..., record="run.jsonl")` writes it, `reader.py` reads it.
+"""Write a recording: `auto_checkpoint(..., record="run.jsonl")`. `reader.py` reads it.
 
-One JSON object a line. The first tells what the run is; then, as they happen:
+One JSON object per line. The first is the header; the others follow in order of time:
 
     {"step":12,"at":3.21,"size":[8,123],"plan":"KKrr","base":…,"predicted":…,"peak":…,"held":…,
-     "ms":112.3,"again_ms":9.1,"planning_us":41,"reserve":…}     a step; without a plan: observed;
-                                                                 "at_most" for "predicted": a bound
-    {"layout":1,"of":[["input_ids",2]]}                          a kind of input not met before
-    {"observation":{…},"anew":false}                             what the session has learned
-    {"timed":{…},"in":0}                                         the same once more, its times known
-    {"regime":0,"is":"…"}                                        what holds from here on is this
-    {"event":"recovery","at":3.21,"step":12,"text":"…"}          what people should know
+     "ms":112.3,"again_ms":9.1,"planning_us":41,"reserve":…}     a step; see below
+    {"layout":1,"of":[["input_ids",2]]}                          new input tensors (names, ranks)
+    {"observation":{…},"anew":false}                             an observation; "anew" drops others
+    {"timed":{…},"in":0}                                         the times of an observation
+    {"regime":0,"is":"…"}                                        the regime of the lines that follow
+    {"event":"recovery","at":3.21,"step":12,"text":"…"}          an event
 
-A step's line is made in a few microseconds and written together with others, so up to two seconds
-are lost when a process is killed. A file may end anywhere: a line that was cut is left out.
+A step with only an upper bound has "at_most" instead of "predicted". An observed step has
+"observed" instead of "plan", with the same letters, or neither if everything was recomputed.
+
+Formatting a step takes a few microseconds. Lines are written in batches, so a killed process loses
+up to two seconds of them. The reader skips a truncated last line.
 """
 
 from __future__ import annotations
@@ -39,14 +41,17 @@ from mimose.training import RunStart, StepRecord, StepStart, Subscriber
 
 log = logging.getLogger("mimose")
 
-FORMAT = 1
-_LINES, _SECONDS = 64, 2.0
-"""A write comes after so many lines or so many seconds, whichever is first."""
+FORMAT = 2
+READABLE = (1, FORMAT)
+"""Formats that `reader.py` reads. Format 1 stores memory levels in its observations, format 2
+increments."""
+_FLUSH_LINES, _FLUSH_SECONDS = 64, 2.0
+"""Write after this many lines or seconds, whichever comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a run is, in its first line."""
+    """The first line of a recording."""
 
     format: int = FORMAT
     mimose_version: str
@@ -64,11 +69,8 @@ class Header:
 
     @classmethod
     def of(cls, run: RunStart) -> Header:
-        """The header of a run that begins now."""
-        kind = type(
-            getattr(run.planner, "inner", run.planner)
-        )  # of somebody's own: that one's name
-        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__)
+        """The header of a run that starts now."""
+        planner = type(getattr(run.planner, "inner", run.planner)).__name__  # inner: user-defined
         on_gpu = run.device.type == "cuda"
         return cls(
             mimose_version=importlib.import_module("mimose").__version__,
@@ -78,7 +80,7 @@ class Header:
             began=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             blocks=run.blocks,
             budget_bytes=run.budget_bytes,
-            planner=words.lower(),
+            planner=re.sub(r"(?<=[a-z])(?=[A-Z])", "_", planner).lower(),
             collector=run.collector,
             enforce=run.enforce,
             parameter_bytes=run.parameter_bytes,
@@ -87,18 +89,18 @@ class Header:
 
     @property
     def line(self) -> str:
-        numbers = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps({"recording": numbers}, separators=(",", ":"))
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps({"recording": fields}, separators=(",", ":"))
 
 
 class Recorder(Subscriber):
-    """Writes a run's lines; cheap enough for every step, and never in the way of training."""
+    """Writes the lines of a run. Cheap enough for every step; failures never stop training."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         wanted = own_path(Path(path))
         self.path = unused_path(wanted)
         if self.path != wanted:
-            log.warning("mimose: %s exists, so this run is recorded to %s", wanted, self.path)
+            log.warning("mimose: %s exists, recording to %s instead", wanted, self.path)
         self._sink = _Sink(_opened(self.path))
         self._close = weakref.finalize(self, self._sink.close)
         self._began = self._opened_at = time.perf_counter()
@@ -126,12 +128,14 @@ class Recorder(Subscriber):
         if layout is None:
             layout = self._new_layout(size.layout)
         planned, held = "", None
-        if plan is not None:
+        if plan is not None and record.observed:
+            planned = f'"observed":"{plan}","again_ms":{plan.extra_seconds * 1e3:.4g},'
+        elif plan is not None:
             held = record.peak_held_bytes
             planned = (
                 f'"plan":"{plan}","{"at_most" if record.is_bound else "predicted"}":'
                 f"{self._base + plan.peak_bytes},"
-                f'"again_ms":{plan.recompute_seconds * 1e3:.4g},'
+                f'"again_ms":{plan.extra_seconds * 1e3:.4g},'
             )
         if record.reserve_bytes != self._reserve:
             self._reserve = record.reserve_bytes
@@ -143,39 +147,36 @@ class Recorder(Subscriber):
             f'"ms":{(now - self._opened_at) * 1e3:.2f},"planning_us":{self._planning_us:.0f}}}'
         )
 
-    def learned(self, observation: StepObservation, *, anew: bool) -> None:
-        """The session knows more than before, or nothing but this; it can be rebuilt from that."""
-        self._learned(observation.to_plain(), anew)
+    def learned(self, observation: StepObservation, *, anew: bool, seconds: float) -> None:
+        self._put_observation(observation.to_plain(), anew)
 
     def timed(self, observation: StepObservation, regime: Hashable) -> None:
-        """The times of what was learned before, in this regime, are known now."""
         self._put({"timed": observation.to_plain(), "in": self._regimes.get(regime, 0)})
 
     def regime_entered(self, regime: Hashable, cost_model: CostModel) -> None:
-        """From here on steps run in this regime, of which so much is known already."""
+        """Record the new regime with the observations that its cost model already has."""
         index = self._regimes.get(regime)
-        if index is not None:  # a GAN's steps go back and forth between two
+        if index is not None:  # for instance the steps of a GAN alternate between two regimes
             self._sink.put(f'{{"regime":{index}}}')
             return
         self._regimes[regime] = len(self._regimes)
         self._put({"regime": self._regimes[regime], "is": str(regime)})
         for plain in cost_model.to_plain()["observations"]:
-            self._learned(plain, anew=False)
+            self._put_observation(plain, anew=False)
 
-    def _learned(self, plain: dict[str, Any], anew: bool) -> None:
+    def _put_observation(self, plain: dict[str, Any], anew: bool) -> None:
         self._put({"observation": plain, "anew": anew})
 
     def noted(self, kind: str, text: str) -> None:
-        """Something that people should know has happened."""
         at = round(time.perf_counter() - self._began, 4)
         self._put({"event": kind, "at": at, "step": self._step, "text": text})
 
     def flush(self) -> None:
-        """Write what was put so far."""
+        """Write the buffered lines."""
         self._sink.flush()
 
     def run_ends(self) -> None:
-        """Write the rest. Also done when the recorder is gone or Python ends."""
+        """Flush and close. Also happens when the recorder is collected or Python exits."""
         self._close()
 
     def _put(self, line: dict[str, Any]) -> None:
@@ -189,7 +190,7 @@ class Recorder(Subscriber):
 
 
 class _Sink:
-    """Lines on their way to a file. When the disk is full it says so once, and drops the rest."""
+    """Buffers lines for a file. If a write fails, it warns once and drops all later lines."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file: BinaryIO | None = file
@@ -199,18 +200,20 @@ class _Sink:
 
     def put(self, line: str) -> None:
         self._lines.append(line)
-        if len(self._lines) >= _LINES or time.monotonic() - self._written_at > _SECONDS:
+        waited = time.monotonic() - self._written_at
+        if len(self._lines) >= _FLUSH_LINES or waited > _FLUSH_SECONDS:
             self.flush()
 
     def flush(self) -> None:
         lines, self._lines = self._lines, []
         self._written_at = time.monotonic()
-        if self._file is None or not lines or os.getpid() != self._process:  # a forked worker
+        forked = os.getpid() != self._process  # for instance a DataLoader worker
+        if self._file is None or not lines or forked:
             return
         try:
             self._file.write(("\n".join(lines) + "\n").encode())
         except OSError as error:
-            warn(f"recording to {self._file.name} ends here: {error}. Training goes on")
+            warn(f"recording to {self._file.name} stopped: {error}. Training continues")
             self._abandon()
 
     def close(self) -> None:
@@ -229,7 +232,7 @@ def _number(value: int | None) -> str:
 
 
 def own_path(path: Path) -> Path:
-    """The path itself; of several processes that train together, all but the first add a rank."""
+    """The path of this process: ranks other than 0 add their rank to the name."""
     rank = int(os.environ.get("RANK", "0") or 0)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank = torch.distributed.get_rank()
@@ -237,7 +240,7 @@ def own_path(path: Path) -> Path:
 
 
 def unused_path(path: Path) -> Path:
-    """The path itself or, if a run or anything else is recorded there, the next free number's.
+    """The path or, if that file is not empty, the same name with the next free number.
 
     >>> unused_path(Path("no-such-run.jsonl")).name
     'no-such-run.jsonl'
@@ -247,14 +250,14 @@ def unused_path(path: Path) -> Path:
 
 
 def _is_unused(path: Path) -> bool:
-    """Whether there is no file, an empty one, or a device like /dev/null."""
+    """Whether the file is missing or empty; also true for devices such as /dev/null."""
     return not path.exists() or path.is_dir() or path.stat().st_size == 0
 
 
 def refuse_unwritable(path: str | os.PathLike[str]) -> None:
-    """Refuse a path that cannot be recorded to, and leave what is there as it is."""
+    """Raise if `record=` is not a writable path; does not change an existing file."""
     if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentError(f'record={path!r} is no path: give a file\'s, record="run.jsonl"')
+        raise ArgumentError(f"record= must be a file path such as 'run.jsonl'; got {path!r}")
     _opened(unused_path(own_path(Path(path))), "ab").close()
 
 
@@ -263,6 +266,6 @@ def _opened(path: Path, mode: Literal["ab", "wb"] = "wb") -> BinaryIO:
         return path.open(mode, buffering=0)
     except OSError as error:
         raise ArgumentError(
-            f"record={str(path)!r} cannot be written: {error.strerror or error}. Give a file in a "
-            "directory that exists and that you may write to"
+            f"record={str(path)!r} cannot be written: {error.strerror or error}. Give a file in an "
+            "existing, writable directory"
         ) from None

@@ -1,7 +1,7 @@
-"""What-if: what other budgets and other lengths would cost, without training.
+"""What-if forecasts: time and memory under other budgets and lengths, without training.
 
-From a recording (or a saved session) come profiles for any size; a planner gives each its plan
-under each budget; the sum over the lengths is what an average step would take.
+The costs of each size come from a recording or a saved state_dict, the plan for each size and
+budget from a planner. Averages are weighted by how often each size occurs.
 """
 
 from __future__ import annotations
@@ -12,74 +12,73 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mimose.costs import InputSize, Profile, peak
+from mimose.costs import InputSize, Option, Profile, peak
 from mimose.errors import ArgumentError
-from mimose.estimation import Estimate, Shape
+from mimose.estimation import Prediction, Shape
 from mimose.reporting.outlook import Outlook
 
 _FAR = 64
-"""How many times the largest size seen is looked at at most."""
+"""How far to extrapolate at most, as a multiple of the longest recorded length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One budget."""
+    """The forecast for one budget."""
 
     budget_bytes: int
     step_seconds: float | None
-    """Expected time of a step; None if no step was ever timed."""
+    """Mean time of a step; None if the file has no step times."""
     recompute_seconds: float
-    """Of which, on average, for recomputing."""
+    """Mean time of recomputing in a step; part of `step_seconds`."""
     recomputed_share: float
-    """The share of block runs that are recomputed."""
+    """Share of block runs that are recomputed."""
     too_large_share: float
-    """The share of steps that do not fit, whatever is recomputed."""
+    """Share of steps that do not fit even with everything recomputed."""
     too_large_range: tuple[float, float]
-    """The same if extrapolated peaks are as low, and as high, as they may be."""
+    """Lower and upper limit of `too_large_share`, given the uncertainty of extrapolated peaks."""
     largest: Reach | None
-    """The largest input that fits at the usual batch."""
+    """The longest input that fits at the most common batch size."""
     largest_batch: int | None
-    """About the largest batch that fits at the longest input."""
+    """Approximate largest batch that fits at the largest input size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The largest value of the dimension that varies."""
+    """The longest input that fits."""
 
     length: int
     extrapolated: bool
-    """Whether it lies beyond what was seen: then it is about right, not exact."""
+    """Whether it is longer than any recorded input, and therefore approximate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """All budgets asked for, and the two that matter whatever was asked."""
+    """One row per budget, and the smallest and largest budget of interest."""
 
     rows: tuple[Row, ...]
     least_budget_bytes: int
-    """Below this the largest input does not fit, whatever is recomputed."""
+    """Below this budget the largest input does not fit even with everything recomputed."""
     easy_budget_bytes: int
-    """From this on nothing is ever recomputed."""
+    """From this budget on, nothing is recomputed."""
     largest: str
-    """The largest input of the distribution, of those whose costs can be told."""
+    """The largest input size whose costs can be predicted."""
     uncertainty: float
-    """How far off both budgets may be, as a share of them: 0 if its costs need no extrapolation."""
+    """Relative uncertainty of these two budgets; 0 without extrapolation."""
     sizes: int
     extrapolated_share: float
-    """The share of steps that are larger than anything that was seen: their costs are those that
-    would follow if memory went on growing as it did."""
+    """Share of steps larger than any recorded one; their costs are extrapolated."""
     unknown_share: float
-    """The share of steps whose costs cannot be told: times and shares of runs leave them out."""
+    """Share of steps whose costs cannot be predicted; excluded from times and shares of runs."""
     dimension: str | None
-    """What `Reach.length` is a length of: the shape of the inputs, with n in it."""
+    """The input shape with n in place of `Reach.length`."""
 
 
 class Lengths:
-    """Turns a length into an input size of the run that is asked about."""
+    """Converts a length to an input size of the recorded run."""
 
     def __init__(self, sizes: Sequence[InputSize]) -> None:
-        usual = Counter(size.layout for size in sizes).most_common(1)[0][0]
-        self._sizes = [size for size in sizes if size.layout == usual]
+        layout = Counter(size.layout for size in sizes).most_common(1)[0][0]
+        self._sizes = [size for size in sizes if size.layout == layout]
         self._shape = Shape.of(list(dict.fromkeys(self._sizes)))
         free = [i for i in range(len(self._shape.symbols)) if not self._is_batch(i)]
         self._free = free[0] if len(free) == 1 else None
@@ -91,12 +90,12 @@ class Lengths:
 
     @property
     def one_way(self) -> bool:
-        """Whether sizes vary in one way apart from the batch."""
+        """Whether only one dimension varies besides the batch."""
         return self._free is not None
 
     @property
     def pattern(self) -> str | None:
-        """The usual size with n for what varies."""
+        """The most common size with n for the dimension that varies."""
         if self._free is None:
             return None
         varies = {member.position for member in self._shape.symbols[self._free]}
@@ -109,11 +108,11 @@ class Lengths:
         return "n"
 
     def at(self, length: int) -> InputSize:
-        """The usual size, but of this length."""
+        """The most common size, with this length."""
         if self._free is None:
             raise ArgumentError(
-                "the recorded inputs vary in several ways, so a length alone says too little: "
-                "leave the lengths out, and the recorded sizes are used"
+                "the recorded inputs vary in several dimensions, so a length does not determine "
+                "their size: omit the lengths to use the recorded sizes"
             )
         dims = list(self._usual.dims)
         for member in self._shape.symbols[self._free]:
@@ -136,12 +135,13 @@ def forecast(
     budgets: Sequence[int] | None = None,
     lengths: Lengths | None = None,
 ) -> Forecast:
-    """What each budget would mean for steps of these sizes, which come as often as they weigh."""
+    """Forecast each budget for steps of these sizes and relative frequencies."""
     estimates = {size: outlook.extrapolate(size) for size in weights}
     known = {size: estimate for size, estimate in estimates.items() if estimate is not None}
     if not known:
         raise ArgumentError(
-            "nothing is known of these sizes: record more steps (about ten, of differing size)"
+            "the costs of these sizes cannot be predicted: record more steps (about ten, of "
+            "different sizes)"
         )
     total = sum(weights.values())
     shares = {size: weights[size] / total for size in known}
@@ -149,9 +149,9 @@ def forecast(
     largest = max(known, key=lambda size: outlook.easy_budget(profiles[size]))
     least = max(map(outlook.least_budget, profiles.values()))
     easy = max(map(outlook.easy_budget, profiles.values()))
-    asked = budgets or _spread(least, easy, outlook.budget_bytes)
+    budgets = budgets or _spread(least, easy, outlook.budget_bytes)
     return Forecast(
-        rows=tuple(_row(outlook, known, shares, b, profiles[largest], lengths) for b in asked),
+        rows=tuple(_row(outlook, known, shares, b, profiles[largest], lengths) for b in budgets),
         least_budget_bytes=least,
         easy_budget_bytes=easy,
         largest=str(largest),
@@ -163,38 +163,39 @@ def forecast(
     )
 
 
-def _spread(least: int, easy: int, had: int | None) -> list[int]:
-    """Budgets worth a look, from just enough to more than enough; and the one that the run had."""
+def _spread(least: int, easy: int, recorded: int | None) -> list[int]:
+    """Budgets from all recomputed to all kept, with the recorded one if it is in that range."""
     spread = [int(least + share * (easy - least)) for share in (0, 0.1, 0.25, 0.5, 0.75, 1)]
-    return sorted({*spread, had}) if had is not None and had <= easy else spread
+    return sorted({*spread, recorded}) if recorded is not None and recorded <= easy else spread
 
 
 def _row(
     outlook: Outlook,
-    known: Mapping[InputSize, Estimate],
+    known: Mapping[InputSize, Prediction],
     shares: Mapping[InputSize, float],
     budget: int,
     largest: Profile,
     lengths: Lengths | None,
 ) -> Row:
-    again, runs, recomputed, step = 0.0, 0.0, 0.0, 0.0
+    recompute, runs, recomputed, step = 0.0, 0.0, 0.0, 0.0
     too_large, at_least, at_most = 0.0, 0.0, 0.0
-    of_known = sum(shares.values())
+    total, step_time = sum(shares.values()), outlook.step_time
     for size, estimate in known.items():
         profile, share = estimate.profile, shares[size]
         plan = outlook.plan(profile, budget)
-        again += share / of_known * plan.recompute_seconds
+        recompute += share / total * plan.extra_seconds
         runs += share * len(profile.runs)
-        recomputed += share * sum(plan.recompute)
-        step += share / of_known * (outlook.step_time.seconds(profile) if outlook.step_time else 0)
+        recomputed += share * plan.count(Option.RECOMPUTE)
+        step += share / total * (step_time.seconds(profile) if step_time else 0)
         too_large += 0.0 if plan.fits else share
-        off = estimate.uncertainty * outlook.least_budget(profile)
-        at_least += share * (not plan.fits and outlook.least_budget(profile) - off > budget)
-        at_most += share * (not plan.fits or outlook.least_budget(profile) + off > budget)
+        least = outlook.least_budget(profile)
+        error = estimate.uncertainty * least
+        at_least += share * (not plan.fits and least - error > budget)
+        at_most += share * (not plan.fits or least + error > budget)
     return Row(
         budget_bytes=budget,
-        step_seconds=step + again if outlook.step_time else None,
-        recompute_seconds=again,
+        step_seconds=step + recompute if step_time else None,
+        recompute_seconds=recompute,
         recomputed_share=recomputed / runs if runs else 0.0,
         too_large_share=too_large,
         too_large_range=(at_least, at_most),
@@ -204,16 +205,17 @@ def _row(
 
 
 def _largest_batch(outlook: Outlook, profile: Profile, budget: int) -> int | None:
-    """In proportion, everything recomputed: a little low, since a part does not grow with it."""
+    """Scale in proportion: slightly low, since part of the peak does not grow with the batch."""
     if not profile.size.layout or not profile.size.layout[0][1]:
         return None
-    rise = peak(profile, [True] * len(profile.runs)) + profile.prelude
-    room = outlook.available(profile, budget) + profile.prelude
+    prelude = profile.prelude or 0
+    rise = peak(profile, [Option.RECOMPUTE] * len(profile.runs)) + prelude
+    room = outlook.available(profile, budget) + prelude
     return max(0, int(profile.size.dims[0] * room / max(1, rise)))
 
 
 def _reach(outlook: Outlook, budget: int, lengths: Lengths) -> Reach | None:
-    """The largest length that fits: exact where sizes were seen, a parabola beyond them."""
+    """The longest input that fits: exact within the recorded lengths, a parabola beyond them."""
     longest = lengths.longest
 
     def need(length: int) -> float | None:
@@ -233,7 +235,7 @@ def _reach(outlook: Outlook, budget: int, lengths: Lengths) -> Reach | None:
 
 
 def _last(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The last number in low…high that fits, if low does and what follows an unfit one is unfit."""
+    """Binary search for the last number in low…high that fits; `low` must fit."""
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
@@ -243,7 +245,7 @@ def _last(fits: Callable[[int], bool], low: int, high: int) -> int:
 def _parabola(
     lengths: Sequence[int], need: Callable[[int], float | None]
 ) -> Callable[[float], float] | None:
-    """The parabola that fits these lengths best, lifted to the last one."""
+    """Least-squares parabola through these lengths, shifted to pass through the last one."""
     known = [(n, needed) for n in lengths if (needed := need(n)) is not None]
     if len(known) < 3:
         return None

@@ -1,28 +1,29 @@
-"""Facts about tensors: in nested values, their storages, parameters and gradients.
+"""Tensors in nested values, their storages, parameters, gradients and the size of a batch.
 
-Also what running out of memory is, and which backward is running. Knows neither blocks nor plans.
+Also detects out-of-memory errors and the running backward. Knows neither blocks nor plans.
 """
 
 from mimose.tensors.batch_size import (
     SizeFunction,
     argument_names,
+    custom_input_size,
     input_size,
-    measured_by,
     refuse_other_arguments,
 )
 from mimose.tensors.gradients import Gradients
 from mimose.tensors.nested import (
+    argument_bytes,
     argument_tensors,
-    bytes_given,
     bytes_of,
-    local,
+    local_tensor,
     map_tensors,
     storage_bytes,
     storage_of,
     storages_in,
     tensors_in,
+    version_of,
 )
-from mimose.tensors.out_of_memory import forget, is_out_of_memory
+from mimose.tensors.out_of_memory import is_out_of_memory, release_traceback
 from mimose.tensors.parameters import Parameters
 from mimose.tensors.previous_outputs import PreviousOutputs
 from mimose.tensors.running_backward import keeps_graph, task_id, unknown_task
@@ -32,22 +33,23 @@ __all__ = [
     "Parameters",
     "PreviousOutputs",
     "SizeFunction",
+    "argument_bytes",
     "argument_names",
     "argument_tensors",
-    "bytes_given",
     "bytes_of",
-    "forget",
+    "custom_input_size",
     "input_size",
     "is_out_of_memory",
     "keeps_graph",
-    "local",
+    "local_tensor",
     "map_tensors",
-    "measured_by",
     "refuse_other_arguments",
+    "release_traceback",
     "storage_bytes",
     "storage_of",
     "storages_in",
     "task_id",
     "tensors_in",
     "unknown_task",
+    "version_of",
 ]

@@ -14,11 +14,11 @@ from mimose.costs import InputSize
 from mimose.errors import ArgumentError
 
 SizeFunction = Callable[..., "int | Sequence[int]"]
-"""A user's own measure: of the forward's arguments, one number or several."""
+"""A user's `input_size=`: takes the forward's arguments, returns one number or several."""
 
 
 def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """What a function calls its arguments, in their order; as far as they have names."""
+    """The names of a function's positional arguments, in order; empty if it has no signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -30,21 +30,21 @@ def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
 def input_size(
     args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()
 ) -> InputSize:
-    """The size of a batch, from every tensor in a forward's arguments, at any depth.
+    """The size of a batch: the shapes of all tensors in a forward's arguments, at any depth.
 
-    `names` are what the forward calls them: given by position or by name, they are the same. Single
-    numbers have no size.
+    `names` are the forward's argument names; with them it makes no difference whether an argument
+    is passed by position or by name. Tensors without dimensions are ignored.
 
     >>> str(input_size((torch.zeros(32, 128),), {"mask": torch.zeros(32, 128)}))
     '32×128'
     """
     layout: list[tuple[str, int]] = []
     dims: list[int] = []
-    given = dict(zip(names, args, strict=False))
-    rest = [(str(at), value) for at, value in enumerate(args) if at >= len(names)]
-    later = [(name, kwargs[name]) for name in names if name in kwargs and name not in given]
+    by_position = dict(zip(names, args, strict=False))
+    unnamed = [(str(at), value) for at, value in enumerate(args) if at >= len(names)]
+    by_name = [(n, kwargs[n]) for n in names if n in kwargs and n not in by_position]
     others = [(name, kwargs[name]) for name in sorted(kwargs) if name not in names]
-    for name, value in (*given.items(), *rest, *later, *others):
+    for name, value in (*by_position.items(), *unnamed, *by_name, *others):
         _collect(name, value, layout, dims)
     if not layout:
         raise ArgumentError(
@@ -57,7 +57,7 @@ def input_size(
 def refuse_other_arguments(
     forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Refuse what `explain` was given if the model's forward could not be called with it."""
+    """Raise if the model's forward could not be called with the arguments of `explain`."""
     try:
         signature = inspect.signature(forward)
     except (TypeError, ValueError):
@@ -66,21 +66,21 @@ def refuse_other_arguments(
         keys = [str(key) for key in args[0]]
         if keys and all(key in signature.parameters for key in keys):
             raise ArgumentError(
-                "explain got the batch as one argument, and the model's forward takes "
-                f"{', '.join(keys)} each by name: write explain(**batch)"
+                "explain got the batch as one argument, but the model's forward takes "
+                f"{', '.join(keys)} by name: write explain(**batch)"
             )
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise ArgumentError(
-            f"the model's forward cannot be called with this ({error}): explain takes what the "
-            "forward takes, like explain(**batch)"
+            f"the model's forward cannot be called with these arguments ({error}): pass explain "
+            "what the forward takes, for example explain(**batch)"
         ) from None
 
 
 def _collect(name: str, value: Any, layout: list[tuple[str, int]], dims: list[int]) -> None:
     if isinstance(value, torch.Tensor):
-        # One that is ragged has its number of rows, and what is in them.
+        # A nested (ragged) tensor counts as its number of rows and of elements.
         shape = (value.size(0), value.numel()) if value.is_nested else value.shape
         if shape:
             layout.append((name, len(shape)))
@@ -93,25 +93,24 @@ def _collect(name: str, value: Any, layout: list[tuple[str, int]], dims: list[in
             _collect(f"{name}.{key}", item, layout, dims)
 
 
-def measured_by(
+def custom_input_size(
     function: SizeFunction, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> InputSize:
-    """The size of a batch by a user's own function."""
+    """The size of a batch, measured by the user's own function."""
     try:
-        measure = function(*args, **kwargs)
+        size = function(*args, **kwargs)
     except TypeError as error:
         raise ArgumentError(
-            f"input_size= cannot be called as the forward is ({error}): it gets the same "
-            "arguments, e.g. lambda input_ids, **_: tuple(input_ids.shape)"
+            f"input_size= cannot be called with the forward's arguments ({error}): accept them "
+            "all, e.g. lambda input_ids, **_: tuple(input_ids.shape)"
         ) from error
     try:
-        several = measure if isinstance(measure, Iterable) else (measure,)
-        numbers = tuple(operator.index(number) for number in several)
+        numbers = tuple(map(operator.index, size if isinstance(size, Iterable) else (size,)))
     except TypeError:
         numbers = ()
     if not numbers or min(numbers) < 0:
         raise ArgumentError(
-            f"input_size= returned {reprlib.repr(measure)}: return one whole number or several, "
+            f"input_size= returned {reprlib.repr(size)}: return one whole number or several, "
             "e.g. lambda input_ids, **_: tuple(input_ids.shape)"
         )
     return InputSize((("input_size", len(numbers)),), numbers)

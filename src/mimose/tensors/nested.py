@@ -1,4 +1,4 @@
-"""Tensors in nested values: what blocks take and return."""
+"""Tensors in nested values, such as the arguments and outputs of blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors_in(item)
-    elif isinstance(value, (dict, Mapping)):  # asking for the latter alone is slow
+    elif isinstance(value, (dict, Mapping)):  # isinstance of Mapping alone is slow
         for item in value.values():
             yield from tensors_in(item)
     elif is_dataclass(value) and not isinstance(value, type):
@@ -31,7 +31,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def argument_tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors among a call's arguments, in plain tuples, lists and dicts at any depth."""
+    """The tensors among a call's arguments: in tuples, lists and dicts, at any depth."""
     found: list[torch.Tensor] = []
     _collect(args, found)
     _collect(kwargs.values(), found)
@@ -48,50 +48,55 @@ def _collect(values: Any, found: list[torch.Tensor]) -> None:
             _collect(value.values(), found)
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor: of a sharded one its shard, else the tensor itself.
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The local shard of a `DTensor`, which itself reports its global shape and bytes.
 
-    A `DTensor` reports the shape and the bytes of the whole.
+    Any other tensor is returned unchanged.
     """
     shard: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return shard
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """The bytes that this process holds of some tensors."""
+    """The bytes of some tensors in this process."""
     tensors = list(tensors)
     try:
-        return sum([local(tensor).nbytes for tensor in tensors])
-    except (RuntimeError, NotImplementedError):  # sparse ones know only the bytes of their parts
+        return sum([local_tensor(tensor).nbytes for tensor in tensors])
+    except (RuntimeError, NotImplementedError):  # a sparse tensor has no nbytes
         return sum(sum(storage_bytes(tensor).values()) for tensor in tensors)
 
 
-def bytes_given(args: Any, kwargs: Any) -> int:
+def argument_bytes(args: Any, kwargs: Any) -> int:
     """The bytes of the tensors among a call's arguments."""
     return bytes_of(argument_tensors(args, kwargs))
 
 
 def storage_bytes(value: Any) -> dict[int, int]:
-    """The bytes of each storage behind the tensors in a value; views of one count once."""
+    """The bytes of each storage of the tensors in a value. Views of one storage count once."""
     return {key: storage.nbytes() for key, storage in storages_in(value).items()}
 
 
 def storages_in(value: Any) -> dict[int, torch.UntypedStorage]:
-    """Each storage behind the tensors in a value, once."""
-    storages = (storage_of(part) for tensor in tensors_in(value) for part in _parts(tensor))
+    """The storages of the tensors in a value, each once, by their address."""
+    storages = (storage_of(part) for t in tensors_in(value) for part in _dense_parts(t))
     return {s._cdata: s for s in storages if s is not None}
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Where this process holds a tensor; None if it has no one place: sparse, fake."""
+    """A tensor's storage in this process; None for sparse, fake and similar tensors."""
     try:
-        return local(tensor).untyped_storage()
+        return local_tensor(tensor).untyped_storage()
     except (NotImplementedError, RuntimeError):
         return None
 
 
-def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The dense tensors that a tensor consists of."""
+def version_of(tensor: torch.Tensor) -> int:
+    """A tensor's version counter; -1 for an inference tensor, which has none."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The dense tensors that a sparse tensor consists of; a dense tensor itself."""
     layout = tensor.layout
     if layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
@@ -103,9 +108,9 @@ def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def map_tensors(change: Callable[[Any], Any], kind: type, value: Any) -> Any:
-    """`value` with `change` applied to each `kind` in plain tuples, lists and dicts.
+    """Apply `change` to each instance of `kind` in plain tuples, lists and dicts.
 
-    Other containers may carry behaviour of their own and are passed on as they are.
+    Subclasses of these may have behaviour of their own and are passed through.
     """
     if isinstance(value, kind):
         return change(value)

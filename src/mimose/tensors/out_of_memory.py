@@ -1,4 +1,4 @@
-"""Running out of memory: how to know it, and how to let go of what the error holds."""
+"""Detect out-of-memory errors, and free the tensors that a traceback keeps alive."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import traceback
 
 import torch
 
-_WORDS = (
+_MESSAGES = (
     "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
-    # cuDNN tries one engine after another and swallows each one's error; as a rule it was this.
+    # cuDNN tries several engines and hides each one's error, which is usually out of memory.
     "unable to find an engine to execute this computation",
     "DefaultCPUAllocator: can't allocate memory",
 )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device has run out of memory, by whichever library it was noticed."""
+    """Whether an error means that a device ran out of memory, whichever library raised it."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
 
 
-def forget(error: BaseException, *, sparing: BaseException | None = None) -> None:
-    """Let go of all tensors that the frames of an error, and of those behind it, hold.
+def release_traceback(error: BaseException, *, keep: BaseException | None = None) -> None:
+    """Free the tensors in the frames of an error, and of its causes and contexts.
 
-    Not behind one that was being dealt with before: that is the caller's.
+    `keep` is an exception that the caller was already handling: it and its chain stay intact.
     """
-    seen: set[int] = {id(sparing)}
-    behind: list[BaseException | None] = [error]
-    while behind:
-        one = behind.pop()
-        if one is None or id(one) in seen:
+    seen: set[int] = {id(keep)}
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
             continue
-        seen.add(id(one))
-        behind += [one.__cause__, one.__context__]
-        traceback.clear_frames(one.__traceback__)
-        one.__traceback__ = None
+        seen.add(id(current))
+        pending += [current.__cause__, current.__context__]
+        traceback.clear_frames(current.__traceback__)
+        current.__traceback__ = None

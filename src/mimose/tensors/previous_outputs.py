@@ -1,4 +1,4 @@
-"""The last step's outputs: alive while the next forward runs, gone in its backward."""
+"""The last step's outputs, which often live until the next forward has returned."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from mimose.tensors.nested import storage_of
 class PreviousOutputs:
     """The last step's outputs that are still alive when the next forward starts.
 
-    A loop's `out = model(...)` holds the old output until the new one is there: it burdens the
-    forward and is gone in the backward.
+    A loop's `out = model(...)` holds the old output until the new one is assigned. The old output
+    takes memory in the forward and is freed before the backward.
     """
 
     def __init__(self) -> None:
         self._outputs: list[weakref.ref[torch.Tensor]] = []
         self._alive: list[tuple[weakref.ref[torch.Tensor], int]] = []
-        self._die = True
+        self._are_freed = True
 
-    def outputs_are(self, tensors: Iterable[torch.Tensor]) -> None:
-        """The model has returned these."""
-        self._outputs = [weakref.ref(tensor) for tensor in tensors]
+    def remember(self, outputs: Iterable[torch.Tensor]) -> None:
+        """Remember what the model has returned."""
+        self._outputs = [weakref.ref(tensor) for tensor in outputs]
 
-    def step_starts(self, device: torch.device) -> None:
-        """A forward starts: whatever of them is alive now, on this device, is stale."""
+    def start_forward(self, device: torch.device) -> None:
+        """Note which outputs of the last step are alive on this device."""
         alive = [tensor for ref in self._outputs if (tensor := ref()) is not None]
         storages = {
             storage._cdata: (weakref.ref(tensor), storage.nbytes())
@@ -36,14 +36,13 @@ class PreviousOutputs:
         }
         self._alive = list(storages.values())
 
-    def died(self) -> int:
-        """The bytes of stale outputs that are gone by now."""
-        alive = sum(size for _, size in self._alive)
-        gone = sum(size for ref, size in self._alive if ref() is None)
-        if alive:
-            self._die = gone > 0
-        return gone
+    def freed_bytes(self) -> int:
+        """The bytes of previous outputs freed since the forward started."""
+        freed = sum(size for ref, size in self._alive if ref() is None)
+        if any(size for _, size in self._alive):
+            self._are_freed = freed > 0
+        return freed
 
-    def expected(self) -> int:
-        """The bytes that will be gone in the backward, as far as the past tells."""
-        return sum(size for _, size in self._alive) if self._die else 0
+    def expected_freed_bytes(self) -> int:
+        """The bytes that will be freed before the backward, judging by the last observed step."""
+        return sum(size for _, size in self._alive) if self._are_freed else 0

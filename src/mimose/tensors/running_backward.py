@@ -1,4 +1,4 @@
-"""Which backward is running, and whether its graph stays."""
+"""Which backward is running, and whether it retains its graph."""
 
 from __future__ import annotations
 
@@ -8,19 +8,12 @@ import torch
 
 
 def unknown_task() -> int:
-    """Stands in where torch cannot tell which backward is running."""
+    """Fallback for `task_id` where torch cannot identify the running backward."""
     return 0
 
 
-def unknown_graph() -> bool:
-    """Stands in where torch cannot tell whether a graph outlives the running backward."""
-    return False
-
-
-keeps_graph: Callable[[], bool] = getattr(
-    torch._C._autograd, "_get_current_graph_task_keep_graph", unknown_graph
-)
-"""Whether the graph, with all that it has saved, outlives the running backward."""
+keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+"""Whether the running backward retains its graph and the saved tensors (`retain_graph=True`)."""
 
 task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", unknown_task)
-"""Which backward is running; -1 if none is."""
+"""The id of the running backward; -1 outside a backward."""

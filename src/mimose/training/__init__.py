@@ -1,23 +1,21 @@
-"""One step's life: opened, decided, carried out, observed, learned from; retried if it failed.
+"""One step's life: opened, decided, carried out, measured, learned from; retried if it failed.
 
-Joins all of the above. What happens is told to subscribers; who they are is not known here.
+Joins all packages below. What happens goes to subscribers, which are not known here.
 """
 
-from mimose.training.collector import RecomputeCollector
-from mimose.training.engine import Engine
+from mimose.training.collector import Collector
+from mimose.training.engine import Engine, Options
 from mimose.training.events import LaterBackward, RunStart, StepRecord, StepStart, Subscriber
 from mimose.training.retry import retry_step
 from mimose.training.scheduler import Scheduler
 from mimose.training.setting import Setting, spare_bytes
 from mimose.training.shuttle import Shuttle
-from mimose.training.steps import ObservedStep, PlannedStep
 
 __all__ = [
+    "Collector",
     "Engine",
     "LaterBackward",
-    "ObservedStep",
-    "PlannedStep",
-    "RecomputeCollector",
+    "Options",
     "RunStart",
     "Scheduler",
     "Setting",

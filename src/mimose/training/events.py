@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from mimose.costs import InputSize, StepObservation
-from mimose.estimation import CostModel
+from mimose.estimation import CostModel, Surprise
 from mimose.memory import Reading
 from mimose.planning import Plan
 
@@ -35,6 +35,8 @@ class StepStart:
     reading: Reading
     planning_seconds: float
     """From the step's first block to its plan; beside the reading of memory."""
+    reserve_bytes: int = 0
+    """The part of the budget that its plan leaves free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +45,13 @@ class StepRecord:
 
     size: InputSize
     plan: Plan | None
-    """None if the step was observed."""
+    """What its runs did; None if it ran without a plan, with every block recomputed."""
+    new_plan: bool = False
+    """Whether the plan was made for this step; the cache had it otherwise."""
+    observed: bool
+    """Whether its blocks were measured, to learn from them."""
     predicted_peak_bytes: int | None
-    """None if the step was observed."""
+    """None if the prediction was not trusted."""
     is_bound: bool = False
     """Whether the predicted peak is an upper bound, not a prediction for this size."""
     real_peak_bytes: int | None
@@ -57,8 +63,10 @@ class StepRecord:
     reserve_bytes: int
     comparable: bool = True
     """Whether the real peak may be held against the predicted one."""
-    corrected: bool = False
-    """Whether the plan became stricter while the step ran."""
+    evictions: int = 0
+    """How many runs had their kept activations dropped."""
+    surprises: frozenset[Surprise] = frozenset()
+    """What its plan did not expect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +75,7 @@ class LaterBackward:
 
     reading: Reading
     predicted_peak_bytes: int | None
-    """None if the step was observed."""
+    """None if the prediction was not trusted."""
     real_peak_bytes: int | None
     """The step's peak by now, where that could be seen."""
     comparable: bool
@@ -92,8 +100,8 @@ class Subscriber:
     def later_backward_over(self, later: LaterBackward) -> None:
         """One more backward through the last step's graph is over."""
 
-    def learned(self, observation: StepObservation, *, anew: bool) -> None:
-        """More is known than before; nothing but this if `anew`."""
+    def learned(self, observation: StepObservation, *, anew: bool, seconds: float) -> None:
+        """More is known than before; nothing but this if `anew`. Learning took so many seconds."""
 
     def timed(self, observation: StepObservation, regime: Hashable) -> None:
         """The times of what was learned before, in this regime, are known now."""
@@ -140,9 +148,9 @@ class Events(Subscriber):
         for each in self._subscribers:
             each.later_backward_over(later)
 
-    def learned(self, observation: StepObservation, *, anew: bool) -> None:
+    def learned(self, observation: StepObservation, *, anew: bool, seconds: float) -> None:
         for each in self._subscribers:
-            each.learned(observation, anew=anew)
+            each.learned(observation, anew=anew, seconds=seconds)
 
     def timed(self, observation: StepObservation, regime: Hashable) -> None:
         for each in self._subscribers:

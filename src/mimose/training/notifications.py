@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from mimose.costs import InputSize, Profile, peak
+from mimose.costs import InputSize, Option, Profile, peak
 from mimose.errors import warn
 from mimose.memory import ALLOCATOR_SETTINGS
 from mimose.planning import Plan
@@ -25,7 +25,7 @@ def _if_little_is_saved(plan: Plan, profile: Profile | None) -> str:
     """That the blocks are not where the memory goes, where a plan saves next to nothing."""
     if profile is None:
         return ""
-    all_kept = peak(profile, [False] * len(plan.recompute))
+    all_kept = peak(profile, [Option.KEEP] * len(plan.choices))
     saved = all_kept - plan.peak_bytes
     if saved >= _LITTLE * all_kept:
         return ""
@@ -80,19 +80,19 @@ class Notifications:
             return
         # What is only wider than a margin for noise may still fit, as a rule it does; and the
         # reserve is larger while little is known.
-        if plan.peak_bytes <= setting.budget_bytes - setting.reserve.least - in_use_bytes:
+        if plan.peak_bytes <= setting.budget_bytes - setting.reserve.minimum_bytes - in_use_bytes:
             return
         self._said_too_little = True
-        if in_use_bytes >= setting.budget_bytes - setting.reserve.least:
+        if in_use_bytes >= setting.budget_bytes - setting.reserve.minimum_bytes:
             self._tell_that_none_fits(setting, in_use_bytes)
             return
         does = "under this plan" if plan.kept else "with every block recomputed"
         needed = in_use_bytes + plan.peak_bytes
-        missing = needed - (setting.budget_bytes - setting.reserve.least)
+        missing = needed - (setting.budget_bytes - setting.reserve.minimum_bytes)
         message = (
             f"input {size} needs {text_of(needed)} {does}, {text_of(missing)} more than the budget "
             f"of {text_of(setting.budget_bytes)} leaves after its reserve of "
-            f"{text_of(setting.reserve.least)}: raise memory_budget or shorten the batch"
+            f"{text_of(setting.reserve.minimum_bytes)}: raise memory_budget or shorten the batch"
             f"{_if_little_is_saved(plan, profile)}. Training goes on"
         )
         self._events.noted("budget too small", message)

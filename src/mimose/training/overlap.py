@@ -4,8 +4,8 @@ The discriminator's step lies inside of the generator's: it begins after the gen
 is through before the generator's backward. What one of them keeps is memory that the other finds.
 So that each can plan for itself:
 
-- A step inside of one that is observed keeps nothing. The outer one then sees the inner one at its
-  least, and its plan leaves room for that; the inner one keeps what fits into the rest.
+- A step inside of one that is observed keeps nothing. The outer one then measures the inner one at
+  its least, and its plan leaves room for that; the inner one keeps what fits into the rest.
 - The outer one's backward is no part of what the inner one costs: its own plan counts for that.
 - Both are expected to peak where the higher of their predictions does.
 - Where the outer one goes on before the inner one's backward is through (two losses, one backward
@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import torch
 
-from mimose.training.steps import PlannedStep, Step
+from mimose.training.step import Step
 
 _GIVEN_UP = 16
 """After how many steps in a row without a backward a handle's next ones are not waited for."""
@@ -35,7 +35,7 @@ class Overlap:
         self._step: Step | None = None
         self._device: torch.device | None = None
         self._without_backward = 0
-        self.interrupted = False
+        self._interrupted = False
         """Whether steps of others have gone on amid one of this handle, so that they may again."""
         self.interrupts = False
         """Whether a step of this handle has gone on amid one of others."""
@@ -57,30 +57,30 @@ class Overlap:
         step = self._step
         if step is None or self._without_backward >= _GIVEN_UP:
             return None
-        return None if step.over or step.blind or step.abandoned else step
+        return None if step.over or step.backward.blind or step.abandoned else step
 
     def opened(self, step: Step, around: Sequence[Step]) -> None:
         """A step of this handle has begun inside of these."""
         self._step = step
-        step.alone = len(self._all) == 1
+        step.nesting.alone = len(self._all) == 1
         for outer in around:
-            outer.contains(step)
-        if isinstance(step, PlannedStep) and around:
-            step.told_of_others = all(map(predicts, around))
+            outer.nesting.contains(step)
+        if step.has_plan and around:
+            step.nesting.told_of_others = all(map(predicts, around))
             self.share_predictions(step)
 
-    def share_predictions(self, step: PlannedStep) -> None:
+    def share_predictions(self, step: Step) -> None:
         """Steps that are open at once peak where the highest of them does."""
         for other in self._of_others():
-            if isinstance(other, PlannedStep):
-                other.expect(step.own_peak)
-                step.expect(other.own_peak)
+            if predicts(other):
+                other.nesting.others_peak = max(other.nesting.others_peak, step.own_peak)
+                step.nesting.others_peak = max(step.nesting.others_peak, other.own_peak)
 
     def beside_bytes(self, around: Sequence[Step], in_use: int) -> int:
         """What the steps of others may add to a step, while it is open, to what is in use now."""
-        if not (around and self.interrupted):
+        if not (around and self._interrupted):
             return 0
-        peaks = [step.own_peak for step in around if isinstance(step, PlannedStep)]
+        peaks = [step.own_peak for step in around if predicts(step)]
         return max(0, max(peaks, default=0) - in_use)
 
     def leave(self) -> None:
@@ -90,13 +90,13 @@ class Overlap:
         self._all.discard(self)
 
     def _close(self) -> None:
-        if self._step is not None:
-            self.interrupted |= self._step.interrupted
-            self.interrupts |= self._step.interrupts
-            self._without_backward = 0 if self._step.over else self._without_backward + 1
-            self._step = None
+        step, self._step = self._step, None
+        if step is not None:
+            self._interrupted |= step.nesting.interrupted
+            self.interrupts |= step.nesting.interrupts
+            self._without_backward = 0 if step.over else self._without_backward + 1
 
 
 def predicts(step: Step) -> bool:
     """Whether it is known how far a step will rise."""
-    return isinstance(step, PlannedStep) and bool(step.plan.recompute)
+    return step.has_plan and not step.observed

@@ -1,8 +1,8 @@
-"""Observed steps on their way into what is known: their bytes at once, their times when they come.
+"""Observed steps that are still to be learned from: their bytes at once, their times later.
 
-A device tells how long something took only once it has got there, and nobody waits for it. So a
-step is learned from with bytes in the place of times, and its times are taken in later: into the
-cost model that it went to, whatever regime training is in by then.
+A device tells how long something took only once it has done it, and training does not wait. So a
+step is learned from with bytes in the place of times, and its times are added later, to the cost
+model that learned from it, whatever regime training is in by then.
 """
 
 from __future__ import annotations
@@ -12,25 +12,31 @@ from dataclasses import dataclass
 
 from mimose.costs import Regime, StepObservation
 from mimose.estimation import CostModel
-from mimose.training.steps import ObservedStep
+from mimose.training.collector import Collector
+from mimose.training.step import Step
 
 
 @dataclass(slots=True)
 class PendingObservation:
     """One observed step, and where what it taught went."""
 
-    step: ObservedStep
+    step: Step
     cost_model: CostModel | None = None
     regime: Regime | None = None
 
+    @property
+    def collector(self) -> Collector:
+        assert self.step.collector is not None
+        return self.step.collector
+
     def observation(self) -> StepObservation | None:
-        """What was seen, as far as it is known by now."""
-        return self.step.collector.observation(self.step.size)
+        """What was measured, as far as it is known by now."""
+        return self.collector.observation(self.step.size)
 
     def replaces(self, older: PendingObservation) -> bool:
         """Whether what was learned from an older observation was discarded for this one."""
         same = older.cost_model is self.cost_model and older.step.size == self.step.size
-        return same and older.step.collector.pattern == self.step.collector.pattern
+        return same and older.collector.pattern == self.collector.pattern
 
 
 class PendingObservations:
@@ -42,7 +48,7 @@ class PendingObservations:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def add(self, step: ObservedStep) -> None:
+    def add(self, step: Step) -> None:
         """An observed step is over."""
         self._open.append(PendingObservation(step))
 
@@ -50,7 +56,7 @@ class PendingObservations:
         """Those to learn from; the caller notes the cost model that each one went into."""
         for pending in [one for one in self._open if one.cost_model is None]:
             self._open.remove(pending)
-            timed = pending.step.collector.timed
+            timed = pending.collector.timed
             yield pending
             if pending.cost_model is None:  # nothing was to be learned from it
                 continue
@@ -61,6 +67,6 @@ class PendingObservations:
     def late(self) -> Iterator[PendingObservation]:
         """Those that were learned from without their times, which are known now."""
         for pending in [one for one in self._open if one.cost_model is not None]:
-            if pending.step.collector.timed:
+            if pending.collector.timed:
                 self._open.remove(pending)
                 yield pending

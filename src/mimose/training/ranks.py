@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mimose.costs import Run
+from mimose.costs import Option, Run
 from mimose.errors import ConflictError
-from mimose.execution import Spoken, several
+from mimose.execution import CollectivesIssued, is_distributed
 
 if TYPE_CHECKING:
     from mimose.interception import BlockInterceptor
@@ -50,33 +50,35 @@ class Agreement:
                 return f"block {interceptor.name!r} {_in_words(interceptor.module)}"
         return None
 
-    def agree(self, again: Mapping[Run, bool] | None) -> dict[Run, bool] | None:
+    def agree(self, choices: Mapping[Run, Option] | None) -> dict[Run, Option] | None:
         """The common choice for this rank's runs; None if the step is observed.
 
-        `again` is what this rank would do by itself, None if it would observe. All ranks that speak
-        to each other must come here at the same point of their programs.
+        `choices` is what this rank would do by itself, None if it would observe. All ranks that
+        take part in each other's collectives must come here at the same point of their programs.
         """
         count = len(self._interceptors)
-        common = self._largest(self._vector(again))
-        observe, distrusted, untried, choices = _split(common, 1, count, count, count * _RUNS)
+        common = self._largest(self._vector(choices))
+        observe, distrusted, untried, numbers = _split(common, 1, count, count, count * _RUNS)
         self._follow(distrusted, untried)
         if observe[0]:
             return None
-        return {run: bool(choices[_place(run)]) for run in again or ()}
+        return {run: _OPTIONS[numbers[_place(run)]] for run in choices or ()}
 
     def any(self, flag: bool) -> bool:
         """Whether it holds on one of the ranks."""
         return bool(self._largest([int(flag)])[0])
 
-    def _vector(self, again: Mapping[Run, bool] | None) -> list[int]:
-        choices = [1] * (len(self._interceptors) * _RUNS)  # what no plan knows is recomputed
-        for run in again or ():
-            choices[_place(run)] = 0
-        for run, recomputed in (again or {}).items():
-            choices[_place(run)] |= recomputed
+    def _vector(self, choices: Mapping[Run, Option] | None) -> list[int]:
+        strictest = len(_OPTIONS) - 1  # for runs that no plan knows
+        numbers = [strictest] * (len(self._interceptors) * _RUNS)
+        for run in choices or ():
+            numbers[_place(run)] = 0
+        for run, option in (choices or {}).items():
+            place = _place(run)
+            numbers[place] = max(numbers[place], _OPTIONS.index(option))
         distrusted = [int(interceptor.trusted is False) for interceptor in self._interceptors]
         untried = [int(interceptor.trusted is None) for interceptor in self._interceptors]
-        return [int(again is None), *distrusted, *untried, *choices]
+        return [int(choices is None), *distrusted, *untried, *numbers]
 
     def _largest(self, own: list[int]) -> list[int]:
         """The largest of each number over the ranks."""
@@ -107,11 +109,13 @@ class Agreement:
         """What one rank cannot recompute none does; what one has not tried all try again."""
         for interceptor, bad, new in zip(self._interceptors, distrusted, untried, strict=True):
             if bad:
-                interceptor.trusted = False
+                interceptor.follow(False)
             elif new:
-                interceptor.trusted = None
+                interceptor.follow(None)
 
 
+_OPTIONS = tuple(Option)
+"""From the laxest to the strictest: of different choices the strictest counts."""
 _RUNS = 16
 """Runs of one block in a step that are told apart; later ones share the last place."""
 
@@ -140,15 +144,15 @@ def _in_words(block: nn.Module) -> str:
     return "issues collectives in its forward"
 
 
-def why_not_alone(spoken: Spoken, *, in_forward: bool) -> str | None:
+def why_not_alone(spoken: CollectivesIssued, *, in_forward: bool) -> str | None:
     """Why this rank must not run a step that has failed once more by itself; None if it may.
 
     `spoken` was made when the step began. As long as the rank has issued no collective, the others
     cannot tell its second try from its first: they wait for it in their backward.
     """
-    if not several():
+    if not is_distributed():
         return None
-    others = sorted(spoken.to() - {dist.get_rank()})
+    others = sorted(spoken.ranks() - {dist.get_rank()})
     if others:
         return f"it has issued collectives with ranks {others}, which would not repeat them"
     if not in_forward:

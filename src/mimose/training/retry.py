@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from mimose.errors import OutOfMemory
-from mimose.execution import Spoken
-from mimose.tensors import forget, is_out_of_memory
+from mimose.execution import CollectivesIssued
+from mimose.tensors import is_out_of_memory, release_traceback
 from mimose.training.ranks import why_not_alone
 from mimose.training.rewind import Rewind
 from mimose.training.scheduler import AS_PLANNED, EVERYTHING, STRICTER
@@ -39,7 +39,7 @@ class Retried(Protocol):
 
 def retry_step(retried: Retried, function: Callable[..., T], args: Any, kwargs: Any) -> T:
     """The value of `function`, if need be of a second or third attempt."""
-    start, spoken = retried.rewind_point(), Spoken()
+    start, spoken = retried.rewind_point(), CollectivesIssued()
     handled = sys.exc_info()[1]  # if this is called where an exception is dealt with
     strictness = AS_PLANNED
     while True:
@@ -51,7 +51,7 @@ def retry_step(retried: Retried, function: Callable[..., T], args: Any, kwargs: 
                 start.settle()
                 raise
             why = str(error)
-            forget(error, sparing=handled)
+            release_traceback(error, keep=handled)
         else:
             start.settle()
             return value
@@ -73,7 +73,7 @@ def retry_step(retried: Retried, function: Callable[..., T], args: Any, kwargs: 
         retried.tell_of_failure(why, f"the step is run again with {blocks} recomputed")
 
 
-def _why_bound(start: Rewind, spoken: Spoken, retried: Retried) -> str | None:
+def _why_bound(start: Rewind, spoken: CollectivesIssued, retried: Retried) -> str | None:
     """Why there must be no other attempt, in words; None if there may."""
     alone = why_not_alone(spoken, in_forward=retried.failed_in_forward())
     if alone is not None:

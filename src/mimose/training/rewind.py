@@ -30,7 +30,7 @@ class Rewind:
         self._numpy = np.random.get_state()
         self._kept = kept
         kept.take()
-        parameters = kept.parameters.now()
+        parameters = kept.parameters.current()
         self._parameters = [(p, p._version) for p in parameters if p.requires_grad]
         self._had_one = {id(p): p for p in parameters if p.grad is not None}
         self._gradients = [_Gradient(p) for p in self._had_one.values() if p.requires_grad]
@@ -51,8 +51,8 @@ class Rewind:
         self._kept.give_back()
         for gradient in self._gradients:
             gradient.rewind()
-        self._kept.parameters.look_again()  # an adapter added in the attempt has gradients as well
-        for parameter in [p for p, _ in self._parameters] + self._kept.parameters.now():
+        self._kept.parameters.refresh()  # an adapter added in the attempt has gradients as well
+        for parameter in [p for p, _ in self._parameters] + self._kept.parameters.current():
             if id(parameter) not in self._had_one:
                 parameter.grad = None
 

@@ -25,7 +25,7 @@ class Setting:
         self.open = True
         self.device = device_of(model)
         self._parameters = Parameters(model)
-        self._all_parameters = self._parameters.now()
+        self._all_parameters = self._parameters.current()
         self.parameter_bytes = bytes_of(self._all_parameters)
         self.look_again()
         self.lookout = Lookout(model, self.device)
@@ -115,10 +115,10 @@ class Setting:
         self._forwards += 1
         former = self._all_parameters
         if certain or self._forwards % 64 == 0:
-            self._parameters.look_again()
+            self._parameters.refresh()
         elif self._parameters.first() is former[0]:
             return
-        now = self._parameters.now()
+        now = self._parameters.current()
         same_kind = {type(parameter) for parameter in now} == {type(p) for p in former}
         if same_kind and [id(p) for p in now] != [id(p) for p in former]:
             self._all_parameters = now
@@ -166,7 +166,7 @@ class Setting:
 
     def forward_over(self, predicted_peak: int) -> None:
         """A planned step's forward is done that is to peak there."""
-        if not self.reserve.wants_look(predicted_peak):
+        if not self.reserve.should_measure_lost(predicted_peak):
             return
         lost = self.meter.lost_bytes()
         if lost is not None:

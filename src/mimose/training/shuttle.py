@@ -3,78 +3,79 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from mimose.costs import Run
 from mimose.execution import (
+    ArgumentCopies,
+    BufferSnapshot,
     ExecutionContext,
-    Given,
-    Snapshot,
-    own_containers,
-    places_in,
-    without_a_trace,
+    ForwardEnd,
+    buffers_in,
+    copy_containers,
+    run_restoring_attributes,
 )
 from mimose.interception import BlockInterceptor
 from mimose.tensors import argument_tensors, storage_bytes
-from mimose.training.collector import RecomputeCollector
+from mimose.training.collector import Collector
+from mimose.training.run_observation import bytes_of_storages
 
 
-class Shuttle(RecomputeCollector):
-    """The paper's collector: each block's forward runs once more, only to be looked at.
+class Shuttle(Collector):
+    """The paper's collector: each block's forward runs once more, only to be measured.
 
     What a block saves, its spike and its time come from a forward of their own, with RNG, buffers
-    and attributes as they were, on copies of what the block is given; the levels around it still
-    come from the recompute. A block whose arguments cannot be copied is not looked at: it is kept.
+    and attributes as they were, on copies of its arguments; the levels around it still come from
+    the recompute. A block whose arguments cannot be copied is not measured: it is kept.
     """
 
     name = "shuttle"
+    keeps = False
 
-    samples = False
+    def __init__(self, *args: Any, interceptors: Sequence[BlockInterceptor], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._interceptors = interceptors
+        self._measured: dict[int, tuple[int, int, Any, Any]] = {}
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._looked: dict[int, tuple[int, int, Any, Any]] = {}
-
-    def run_begins(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
-        super().run_begins(interceptor, args, kwargs)
-        given = Given.of(args, kwargs)
+    def run_begins(self, run: Run, args: Any, kwargs: Any, *, keep: bool) -> int:
+        number = super().run_begins(run, args, kwargs, keep=False)
+        given = ArgumentCopies.of(args, kwargs)
         if given is None or given.problem is None:
-            self._look(interceptor, *_own(args, kwargs, given))
-        return True
+            self._measure(number, self._interceptors[run[0]], *_own(args, kwargs, given))
+        return number
 
-    def _look(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> None:
+    def _measure(self, run: int, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> None:
         execution_context = ExecutionContext(argument_tensors(args, kwargs), preserve_rng=True)
-        buffers = Snapshot(places_in(interceptor.module))
+        buffers = BufferSnapshot(buffers_in(interceptor.module))
         before = self._read().in_use
         begun = self._clock.mark()
-        looked = functools.partial(without_a_trace, interceptor.module, execution_context.run)
-        out = buffers.run(looked, interceptor.plain, (args, kwargs), {})
+        measured = functools.partial(
+            run_restoring_attributes, interceptor.module, execution_context.run
+        )
+        out = buffers.run(measured, interceptor.plain, (args, kwargs), {})
         ended = self._clock.mark()
         after = self._read()
         kept = after.in_use - before - _fresh_output_bytes(out, (args, kwargs))
-        self._looked[interceptor.run] = (kept, after.peak - before, begun, ended)
+        self._measured[run] = (kept, after.peak - before, begun, ended)
         del out
         self._meter.reset_peak()
 
-    def forward_ends(
-        self, block: int, own_outputs: list[torch.UntypedStorage], idle_inputs: list[torch.Tensor]
-    ) -> None:
-        super().forward_ends(block, own_outputs, idle_inputs)
-        saved, spike, begun, ended = self._looked[block]
-        saved += sum(storage.nbytes() for storage in own_outputs)
-        self._looked[block] = (saved, spike, begun, ended)
+    def forward_ends(self, run: int, end: ForwardEnd) -> None:
+        super().forward_ends(run, end)
+        saved, spike, begun, ended = self._measured[run]
+        saved += bytes_of_storages(end.saved_outputs)
+        self._measured[run] = (saved, spike, begun, ended)
 
-    def after_recompute(self, block: int) -> None:
-        super().after_recompute(block)
-        if self._over:
-            return
-        run = self._runs[block]
-        run.saved, run.spike, run.begun, run.ended = self._looked[block]
+    def after_recompute(self, run: int) -> None:
+        super().after_recompute(run)
+        if not self._over:
+            seen = self._runs[run]
+            seen.saved, seen.spike, seen.begun, seen.ended = self._measured[run]
 
 
-def _own(args: Any, kwargs: Any, given: Given | None) -> tuple[Any, Any]:
-    return own_containers(args, kwargs) if given is None else (given.args, given.kwargs)
+def _own(args: Any, kwargs: Any, given: ArgumentCopies | None) -> tuple[Any, Any]:
+    return copy_containers(args, kwargs) if given is None else (given.args, given.kwargs)
 
 
 def _fresh_output_bytes(out: Any, inputs: Any) -> int:

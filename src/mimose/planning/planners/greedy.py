@@ -32,7 +32,7 @@ class Greedy(Planner):
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
         recompute = [False] * len(profile.runs)
         movable = [(k, run) for k, run in enumerate(profile.runs) if not run.fixed]
-        excess = profile.head + sum(run.growth for _, run in movable) - available_bytes
+        excess = profile.head + sum(run.held for _, run in movable) - available_bytes
         buckets = _buckets(movable)
         while excess > 0 and buckets:
             covering = [bucket for bucket in buckets if bucket[0][1].saved >= excess]
@@ -42,7 +42,7 @@ class Greedy(Planner):
                 buckets.remove(bucket)
             recompute[k] = True
             excess -= run.saved
-        return Plan.of(profile, tuple(recompute), available_bytes)
+        return Plan.of(profile, recompute, available_bytes)
 
 
 def _buckets(runs: list[tuple[int, RunCost]]) -> list[list[tuple[int, RunCost]]]:

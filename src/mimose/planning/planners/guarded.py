@@ -1,4 +1,4 @@
-"""Somebody's own planner, whose mistakes must not end a run."""
+"""A user's own planner, whose mistakes must not end a run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ log = logging.getLogger("mimose")
 
 @final
 class Guarded(Planner):
-    """Another planner; where it fails or returns no plan for these runs, all are recomputed.
+    """Calls another planner; where that raises or returns no valid plan, every block is recomputed.
 
-    That is said once. Training goes on within the budget, slower than it could be.
+    A warning says so once. Training goes on within the budget, slower than it could be.
     """
 
     def __init__(self, inner: Planner) -> None:
         self.inner = inner
-        self.shares = getattr(inner, "shares", False)
         self._told = False
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
@@ -52,6 +51,6 @@ class Guarded(Planner):
 def _problem(plan: object, runs: int) -> str | None:
     if not isinstance(plan, Plan):
         return f"returned {reprlib.repr(plan)}, which is no Plan"
-    if len(plan.recompute) != runs:
-        return f"returned a plan of {len(plan.recompute)} choices for {runs} runs"
+    if len(plan.choices) != runs:
+        return f"returned a plan of {len(plan.choices)} choices for {runs} runs"
     return None

@@ -1,4 +1,4 @@
-"""The least recompute time that fits."""
+"""The least extra time that fits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from mimose.costs import Profile, RunCost
+from mimose.costs import Option, Profile, RunCost
 from mimose.planning.plan import Plan
 from mimose.planning.planners.base import Planner
 
@@ -26,199 +26,254 @@ _THINNING = 0.005
 
 @final
 class Optimal(Planner):
-    """The plan with the least recompute time whose timeline fits.
+    """The plan with the least extra time whose timeline fits.
 
-    One scan over the runs in forward order. What later runs feel of earlier choices is a single
-    number, the bytes kept so far, and less is never worse; so of all prefixes only those matter
-    that no other prefix beats in both kept bytes and time (a Pareto front). A prefix that cannot be
-    completed is dropped; one from which all the rest can be kept is completed at once, and bounds
-    the others. Equal blocks make the front tiny: one entry for each number of blocks kept. Among
-    plans of equal time the earlier block is recomputed, since what is kept early burdens all that
-    follows.
+    One scan over the runs in forward order. Later runs feel a single number of earlier choices, the
+    bytes held so far, and less is never worse; so of all prefixes only those matter that no other
+    prefix beats in both held bytes and time (a Pareto front). A prefix that cannot be completed is
+    dropped; one from which all the rest can be kept is completed at once, and bounds the others.
+    Equal blocks make the front tiny: one entry for each number of blocks kept. Among plans of equal
+    time the earlier block is recomputed, since what is kept early burdens all that follows.
 
     It finds a plan whenever one fits. The time is exact while the front stays under some thousands
     of prefixes, as it does even for 96 blocks that all differ; past that, within 0.5 % of exact.
     If nothing fits, everything is recomputed that saves anything.
-    """
 
-    shares = True
+    Under autocast runs hold a little less in the forwards than in the backwards. Prefixes carry
+    both numbers and are checked against both, but compared by the latter alone: exact where the
+    casts of blocks are equal. Options whose bytes leave the device in between are not searched,
+    since their costs are not local.
+    """
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
         choices = _cheapest(profile, available_bytes)
         if choices is None:  # nothing fits: what would save nothing is not recomputed either
-            choices = tuple(not run.fixed and _saves_anything(run) for run in profile.runs)
+            choices = tuple(map(_strictest_that_helps, profile.runs))
         return Plan.of(profile, choices, available_bytes)
 
 
-def _saves_anything(run: RunCost) -> bool:
-    """Whether recomputing it takes less memory than keeping it, here or later."""
-    return run.growth > 0 or run.need_kept > run.need_recomputed
+def _strictest_that_helps(run: RunCost) -> Option:
+    """The last option of the menu, unless the first one takes no more memory, here or later."""
+    first, last = run.menu[0], run.menu[-1]
+    need, least = max(first[1:3]), max(last[1:3])
+    return last.option if first.backward_held > 0 or need > least else first.option
 
 
-class _Run(NamedTuple):
-    """What matters of a run here."""
+class _Choice(NamedTuple):
+    """One option of a run, as far as it matters here."""
 
-    need_recomputed: int
-    need_kept: int
-    growth: int
-    fixed: bool
-    cost: int
-    """Nanoseconds, if it is recomputed."""
+    forward_need: int
+    """Bytes in its forward, beyond those held by earlier runs."""
+    backward_need: int
+    forward_held: int
+    backward_held: int
+    time: int
+    option: Option
+
+
+_Menu = list[_Choice]
+_Limit = tuple[int, int]
+"""The most that may be held, in the forwards and in the backwards."""
 
 
 @dataclass(slots=True)
 class _Front:
-    """Prefixes that no other beats, by rising kept bytes and falling time, and whence they came.
+    """Prefixes that no other beats, by rising held bytes and falling time, and whence they came.
 
-    Four lists, or four arrays where they are long.
+    Five lists, or five arrays where they are long.
     """
 
-    kept: Any
+    held: Any
+    """In the backwards."""
+    in_forward: Any
     spent: Any
     parent: Any
-    again: Any
+    chosen: Any
+    """The index in the menu of the choice that was made last."""
 
 
-def _cheapest(profile: Profile, available: int) -> tuple[bool, ...] | None:
+def _menus(profile: Profile) -> list[_Menu]:
+    base, menus = 0, []
+    for run in profile.runs:
+        base += run.boundary
+        menus.append(
+            [
+                _Choice(
+                    base + cost.forward_peak,
+                    base + cost.backward_peak,
+                    cost.forward_held,
+                    cost.backward_held,
+                    cost.nanoseconds,
+                    cost.option,
+                )
+                for cost in run.menu
+                if cost.release_after is None
+            ]
+        )
+    return menus
+
+
+def _cheapest(profile: Profile, available: int) -> tuple[Option, ...] | None:
     if profile.tail > available:
         return None
-    runs = [_Run(*run.needs, 0 if run.fixed else run.nanoseconds) for run in profile.runs]
-    can_finish, can_keep_all = _limits(runs, profile.head, available)
-    if can_keep_all[0] >= 0:
-        return (False,) * len(runs)
-    beginning = _shortest_beginning(runs, available, can_keep_all)
-    if beginning is not None and _nothing_less_fits(runs, profile.head, available, beginning):
-        return tuple(k < beginning and not run.fixed for k, run in enumerate(runs))
-    fronts = [_Front([0], [0], [0], [False])]
+    menus = _menus(profile)
+    can_finish, can_keep_all = _limits(menus, profile, available)
+    if min(can_keep_all[0]) >= 0:
+        return tuple(menu[0].option for menu in menus)
+    beginning = _shortest_beginning(menus, available, can_keep_all)
+    if beginning is not None and _nothing_less_fits(menus, profile.head, available, beginning):
+        return tuple(menu[-1 if k < beginning else 0].option for k, menu in enumerate(menus))
+    fronts = [_Front([0], [0], [0], [0], [0])]
     best_time, best_at = _NO_BOUND, (-1, -1)
     if beginning is not None:  # a little over the time of a plan that fits
-        best_time = sum(run.cost for run in runs[:beginning]) + 1
-    for k in range(len(runs) + 1):
+        best_time = sum(menu[-1].time for menu in menus[:beginning]) + 1
+    for k in range(len(menus) + 1):
         front = fronts[k]
-        done = _last_below(front.kept, can_keep_all[k])
+        done = _cheapest_within(front, can_keep_all[k])
         if done >= 0 and front.spent[done] < best_time:
             best_time, best_at = int(front.spent[done]), (k, done)
-        if k < len(runs):
-            slack = best_time * _THINNING / len(runs) if best_time < _NO_BOUND else 0.0
-            extend = _extend_few if len(front.kept) <= _FEW else _extend_many
+        if k < len(menus):
+            slack = best_time * _THINNING / len(menus) if best_time < _NO_BOUND else 0.0
+            extend = _extend_few if len(front.held) <= _FEW else _extend_many
             fronts.append(
-                extend(front, done + 1, runs[k], available, can_finish[k + 1], best_time, slack)
+                extend(front, done + 1, menus[k], available, can_finish[k + 1], best_time, slack)
             )
-    return None if best_at[0] < 0 else _choices(fronts, best_at, len(runs))
+    return None if best_at[0] < 0 else _choices(menus, fronts, best_at)
 
 
-def _shortest_beginning(runs: list[_Run], available: int, can_keep_all: list[int]) -> int | None:
-    """How many runs at least must be recomputed from the first on so that the rest can be kept.
-
-    None if nothing of this simple kind fits.
-    """
-    for k, run in enumerate(runs):
-        if can_keep_all[k] >= 0:
+def _shortest_beginning(
+    menus: list[_Menu], available: int, can_keep_all: list[_Limit]
+) -> int | None:
+    """How many runs at least must be at their strictest from the first on so that the rest can be
+    kept; None if nothing of this simple kind fits."""
+    for k, menu in enumerate(menus):
+        if min(can_keep_all[k]) >= 0:
             return k
-        if run.need_recomputed > available:
+        last = menu[-1]
+        if max(last.forward_need, last.backward_need) > available or last.backward_held:
             return None
-    return len(runs) if can_keep_all[-1] >= 0 else None
+    return len(menus) if min(can_keep_all[-1]) >= 0 else None
 
 
-def _nothing_less_fits(runs: list[_Run], head: int, available: int, beginning: int) -> bool:
+def _nothing_less_fits(menus: list[_Menu], head: int, available: int, beginning: int) -> bool:
     """Whether no plan that recomputes one run less fits, where all take the same time.
 
     Of equal blocks the shortest beginning is the best plan, as a rule, and that is quickly shown:
-    whatever else is recomputed, so much is kept in the end, or when the last run's backward comes.
+    whatever else is recomputed, so much is held in the end, or when the last run's backward comes.
     """
-    moving = [run for run in runs if not run.fixed]
-    if len({run.cost for run in moving}) > 1:
+    moving = [menu for menu in menus if len(menu) > 1]
+    if any(len(menu) > 2 for menu in moving) or len({menu[-1].time for menu in moving}) > 1:
         return False
-    less = sum(not run.fixed for run in runs[:beginning]) - 1
+    less = sum(len(menu) > 1 for menu in menus[:beginning]) - 1
     if less < 0:
         return True
-    growths = sorted((run.growth for run in moving), reverse=True)
-    if sum(growths[less:]) + head > available:
+    held = sorted((menu[0].forward_held for menu in moving), reverse=True)
+    if sum(held[less:]) + head > available:
         return True
-    last = moving[-1]
-    growths.remove(last.growth)
-    if sum(growths[less:]) + last.need_kept <= available:
+    held = sorted((menu[0].backward_held for menu in moving), reverse=True)
+    kept, recomputed = moving[-1]
+    held.remove(kept.backward_held)
+    if sum(held[less:]) + kept.backward_need <= available:
         return False
-    return not less or sum(growths[less - 1 :]) + last.need_recomputed > available
+    return not less or sum(held[less - 1 :]) + recomputed.backward_need > available
 
 
-def _limits(runs: list[_Run], head: int, available: int) -> tuple[list[int], list[int]]:
-    """The most bytes that may be kept before each run so that the rest can be completed at all,
+def _limits(
+    menus: list[_Menu], profile: Profile, available: int
+) -> tuple[list[_Limit], list[_Limit]]:
+    """The most bytes that may be held before each run so that the rest can be completed at all,
     and so that all the rest can be kept."""
-    finish = keep = available - head
+    forward, backward = available - profile.head_forward, available - profile.head_backward
+    finish = keep = forward, backward
     can_finish, can_keep_all = [finish], [keep]
-    for need, need_kept, growth, fixed, _ in reversed(runs):
-        if fixed:
-            keep = min(available - need, keep)
-        else:
-            keep = min(available - need_kept, keep - growth)
-            need = min(need, need_kept)
-        finish = min(available - need, finish)
+    for menu in reversed(menus):
+        keep = _before(menu[0], keep, available)
+        each = [_before(choice, finish, available) for choice in menu]
+        finish = max(limit[0] for limit in each), max(limit[1] for limit in each)
         can_finish.append(finish)
         can_keep_all.append(keep)
     return can_finish[::-1], can_keep_all[::-1]
 
 
-def _last_below(kept: Any, limit: int) -> int:
-    """The index of the cheapest prefix that keeps no more than `limit`; -1 if there is none."""
-    return bisect_right(kept, limit) - 1
+def _before(choice: _Choice, after: _Limit, available: int) -> _Limit:
+    """The most that may be held before a run that makes this choice."""
+    return (
+        min(available - choice.forward_need, after[0] - choice.forward_held),
+        min(available - choice.backward_need, after[1] - choice.backward_held),
+    )
+
+
+def _cheapest_within(front: _Front, limit: _Limit) -> int:
+    """The index of the cheapest prefix that holds no more than `limit`; -1 if there is none."""
+    at = bisect_right(front.held, limit[1]) - 1
+    while at >= 0 and front.in_forward[at] > limit[0]:
+        at -= 1
+    return at
 
 
 def _extend_few(
-    front: _Front, first: int, run: _Run, available: int, cap: int, bound: int, _slack: float
+    front: _Front, first: int, menu: _Menu, available: int, cap: _Limit, bound: int, _slack: float
 ) -> _Front:
-    need_recomputed, need_kept, growth, fixed, cost = run
-    may_recompute = min(available - need_recomputed, cap)
-    may_keep = -1 if fixed else min(available - need_kept, cap - growth)
     states = []
-    for i in range(first, len(front.kept)):
-        kept, spent = front.kept[i], front.spent[i]
-        if kept <= may_keep:
-            states.append((kept + growth, spent, 0, i))
-        if kept <= may_recompute and spent + cost < bound:
-            states.append((kept, spent + cost, 1, i))
+    for at, choice in enumerate(menu):
+        most_in_forward, most = _before(choice, cap, available)
+        _, _, more_in_forward, more, time, _ = choice
+        for i in range(first, len(front.held)):
+            held, spent, in_forward = front.held[i], front.spent[i] + time, front.in_forward[i]
+            if held <= most and in_forward <= most_in_forward and spent < bound:
+                states.append((held + more, spent, at, i, in_forward + more_in_forward))
     states.sort()
-    out = _Front([], [], [], [])
+    out = _Front([], [], [], [], [])
     lowest = bound
-    for kept, spent, again, parent in states:
+    for held, spent, at, parent, in_forward in states:
         if spent < lowest:
             lowest = spent
-            out.kept.append(kept)
+            out.held.append(held)
+            out.in_forward.append(in_forward)
             out.spent.append(spent)
             out.parent.append(parent)
-            out.again.append(bool(again and not fixed))
+            out.chosen.append(at)
     return out
 
 
 def _extend_many(
-    front: _Front, first: int, run: _Run, available: int, cap: int, bound: int, slack: float
+    front: _Front, first: int, menu: _Menu, available: int, cap: _Limit, bound: int, slack: float
 ) -> _Front:
-    kept = np.asarray(front.kept, np.int64)[first:]
+    held = np.asarray(front.held, np.int64)[first:]
+    in_forward = np.asarray(front.in_forward, np.int64)[first:]
     spent = np.asarray(front.spent, np.int64)[first:]
-    cost = run.cost
-    may_recompute = min(available - run.need_recomputed, cap)
-    may_keep = -1 if run.fixed else min(available - run.need_kept, cap - run.growth)
-    recomputing = np.flatnonzero((kept <= may_recompute) & (spent + cost < bound))
-    keeping = np.flatnonzero(kept <= may_keep)
-    all_kept = np.concatenate([kept[keeping] + run.growth, kept[recomputing]])
-    all_spent = np.concatenate([spent[keeping], spent[recomputing] + cost])
-    order = np.argsort(all_kept, kind="stable")  # two sorted runs: a merge
+    parents = []
+    for choice in menu:
+        most_in_forward, most = _before(choice, cap, available)
+        fits = (held <= most) & (in_forward <= most_in_forward) & (spent + choice.time < bound)
+        parents.append(np.flatnonzero(fits))
+    chosen = np.repeat(np.arange(len(menu)), [len(each) for each in parents])
+    parent = np.concatenate(parents)
+    _, _, more_in_forward, more, time, _ = (np.array(column) for column in zip(*menu, strict=True))
+    all_held, all_spent = held[parent] + more[chosen], spent[parent] + time[chosen]
+    order = np.argsort(all_held, kind="stable")  # sorted stretches: a merge
     ordered = all_spent[order]
     lowest = np.minimum.accumulate(np.concatenate([[bound], ordered[:-1]]))
     order = order[ordered < lowest]
     if slack and len(order) > _MANY:
-        # Of prefixes in one slice of time, the one that keeps least stands for all.
+        # Of prefixes in one slice of time, the one that holds least stands for all.
         cells = (all_spent[order] / slack).astype(np.int64)
         order = order[np.concatenate([[True], cells[1:] != cells[:-1]])]
-    parents = np.concatenate([keeping, recomputing])[order] + first
-    again = order >= len(keeping)
-    return _Front(all_kept[order], all_spent[order], parents, again & (not run.fixed))
+    parent, chosen = parent[order], chosen[order]
+    return _Front(
+        all_held[order],
+        in_forward[parent] + more_in_forward[chosen],
+        all_spent[order],
+        parent + first,
+        chosen,
+    )
 
 
-def _choices(fronts: list[_Front], at: tuple[int, int], runs: int) -> tuple[bool, ...]:
+def _choices(menus: list[_Menu], fronts: list[_Front], at: tuple[int, int]) -> tuple[Option, ...]:
+    """The path back from the best prefix; what follows it is kept."""
     level, index = at
-    choices = [False] * runs
+    choices = [menu[0].option for menu in menus]
     for k in range(level, 0, -1):
-        choices[k - 1] = bool(fronts[k].again[index])
+        choices[k - 1] = menus[k - 1][int(fronts[k].chosen[index])].option
         index = int(fronts[k].parent[index])
     return tuple(choices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from mimose.costs import Profile
+from mimose.costs import Option, Profile
 from mimose.planning.plan import Plan
 from mimose.planning.planners.base import Planner
 from mimose.planning.planners.optimal import Optimal
@@ -20,12 +20,12 @@ class Static(Planner):
 
     def __init__(self, planner: Planner | None = None) -> None:
         self._planner = planner or Optimal()
-        self._frozen: tuple[bool, ...] = ()
+        self._frozen: tuple[Option, ...] = ()
         self._largest = -1
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
         volume = sum(run.saved for run in profile.runs)
         if volume > self._largest or len(self._frozen) != len(profile.runs):
             self._largest = volume
-            self._frozen = self._planner.plan(profile, available_bytes).recompute
+            self._frozen = self._planner.plan(profile, available_bytes).choices
         return Plan.of(profile, self._frozen, available_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from mimose.costs import Profile
+from mimose.costs import Option, Profile
 from mimose.planning.plan import Plan
 from mimose.planning.planners.base import Planner
 
@@ -13,17 +13,13 @@ from mimose.planning.planners.base import Planner
 class KeepAll(Planner):
     """Save every activation: training without checkpointing."""
 
-    shares = True
-
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
-        return Plan.of(profile, (False,) * len(profile.runs), available_bytes)
+        return Plan.of(profile, [Option.KEEP] * len(profile.runs), available_bytes)
 
 
 @final
 class RecomputeAll(Planner):
-    """Recompute every block: the least memory that whole blocks can give."""
-
-    shares = True
+    """Recompute every block that can be: the least memory that this option can give."""
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
-        return Plan.of(profile, tuple(not run.fixed for run in profile.runs), available_bytes)
+        return Plan.of(profile, [not run.fixed for run in profile.runs], available_bytes)

@@ -1,1 +1,1 @@
-"""Reports of recorded runs: a page, a text, a picture."""
+"""Reports of recorded runs as an HTML page, as Markdown and as a picture."""

@@ -1,4 +1,4 @@
-"""What a report shows of a recorded run: plain values, for a page, a text or a picture alike."""
+"""The data of a report, shared by the page, the Markdown text and the picture."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mimose.costs import InputSize, Profile, peak, recompute_nanoseconds
-from mimose.estimation import Estimate, Shape
+from mimose.costs import InputSize, Option, Profile, extra_nanoseconds, peak
+from mimose.estimation import Prediction, Shape
 from mimose.planning import Optimal, Plan, Static
 from mimose.reporting.outlook import Outlook, whole_seconds
 from mimose.reporting.page.curve import curve
@@ -21,42 +21,45 @@ _MOST_SIZES = 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeFigures:
-    """One input size: its peaks, its plan, its memory from moment to moment."""
+    """One input size: its plan, its peaks, and its memory over the course of a step."""
 
     label: str
     at_most_as: str | None
-    """If its figures are upper bounds: the size that they are of."""
+    """The size whose values serve as upper bounds; None if they are predictions."""
     x: int
-    """Its place on an axis of sizes."""
+    """The position on the size axis."""
     steps: int
-    """How many steps had it."""
+    """The number of steps of this size."""
     base_bytes: int
     plan: str
     plan_peak_bytes: int
     kept_peak_bytes: int
     recomputed_peak_bytes: int
     plan_seconds: float
-    """Of recomputing, under the plan."""
+    """Time of recomputing under the plan."""
     whole_seconds: float
-    """Of recomputing everything."""
+    """Time of recomputing everything."""
     saved_bytes: tuple[int, ...]
-    """What keeping each run costs."""
+    """Memory that keeping each run costs."""
     run_seconds: tuple[float, ...]
+    """Time to recompute each run."""
     curves: dict[str, list[tuple[str, int, float, int]]]
-    """By plan, kept and recomputed: phase, run, seconds, bytes of the process."""
+    """For "plan", "kept" and "recomputed": phase, run, seconds, bytes of the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeFigures:
-    """Seconds of recomputing over the planned steps whose size can be told."""
+    """Recompute time over all planned steps whose costs can be predicted."""
 
     steps: int
     seconds: float
-    """What these steps took."""
+    """Total time of these steps."""
     chosen_seconds: float
+    """Under the plans that were used."""
     static_seconds: float
-    """Had the plan of the largest size been used throughout."""
+    """If all steps had used the plan of the largest size."""
     everything_seconds: float
+    """If everything had been recomputed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,27 +76,27 @@ class Contents:
     observed_steps: int
     seconds: float
     peak_held_bytes: int
-    """The most that the allocator held, where that was read."""
+    """The most that the allocator was measured to hold."""
     steps_over: int
-    """Planned steps whose peak was seen to be over the budget."""
+    """Planned steps whose measured peak was over the budget."""
     recompute_share: float
-    """The share of the planned steps' time that recomputing took; as `Stats` has it."""
+    """Share of the planned steps' time spent on recomputing, as in `Stats`."""
     worst_shortfall: float | None
-    """The most that a peak was under-predicted, as a share of it."""
+    """The largest underestimate of a peak, as a share of the real peak."""
     mean_excess: float | None
-    """By how much peaks were over-predicted on average."""
+    """The mean overestimate of peaks, as a share of the real peak."""
     x_label: str
     one_way: bool
-    """Whether one number tells a size: then what belongs to sizes can be joined by lines."""
+    """Whether at most one dimension varies, so that charts over sizes can draw lines."""
     steps: dict[str, list[Any]]
-    """Columns, one entry a step shown."""
+    """Columns with one entry per step shown."""
     sizes: tuple[SizeFigures, ...]
     time: TimeFigures | None
     events: tuple[dict[str, Any], ...]
 
 
 def contents_of(recording: Recording) -> Contents:
-    """Everything that a report of this run shows."""
+    """The contents of a report on this run."""
     header, steps = recording.header, recording.steps
     axis = SizeAxis.of([step.size for step in steps])
     outlook = Outlook.of(recording)
@@ -132,7 +135,7 @@ def contents_of(recording: Recording) -> Contents:
 
 @dataclass(frozen=True, slots=True)
 class SizeAxis:
-    """One number for each input size of a run: what varies, or the product of all that does."""
+    """Maps input sizes to one number: the product of the dimensions that vary."""
 
     shape: Shape | None
     label: str
@@ -147,14 +150,14 @@ class SizeAxis:
             return cls(shape, f"n, of inputs {_pattern(shape, sizes)}")
         if shape.symbols:
             return cls(shape, "product of the dimensions that vary")
-        return cls(shape, "input size (all are equal)")
+        return cls(shape, "input size (the same in all steps)")
 
     @property
     def one_way(self) -> bool:
         return self.shape is not None and len(self.shape.symbols) <= 1
 
     def shows(self, size: InputSize) -> bool:
-        """Whether a size has a place on this axis."""
+        """Whether this size can be placed on the axis."""
         return self.shape is not None and size.layout == self.shape.layout
 
     def x(self, size: InputSize) -> int:
@@ -166,7 +169,7 @@ class SizeAxis:
 
 
 def _pattern(shape: Shape, sizes: Sequence[InputSize]) -> str:
-    """The shape of the first tensor that varies, with n for what does."""
+    """The shape of the first tensor that varies, with n for the varying dimensions."""
     constants, at = dict(shape.constants), 0
     leader = shape.symbols[0][0].position
     for _, rank in shape.layout:
@@ -193,16 +196,12 @@ def _columns(steps: Sequence[RecordedStep], axis: SizeAxis) -> dict[str, list[An
 
 
 def thinned(steps: Sequence[RecordedStep], most: int = _MOST_STEPS) -> list[RecordedStep]:
-    """All steps, or of a long run the highest of each stretch."""
+    """All steps; in a long run only the highest of each interval."""
     if len(steps) <= most:
         return list(steps)
     edges = [len(steps) * i // most for i in range(most + 1)]
-    stretches = (steps[a:b] for a, b in itertools.pairwise(edges))
-    return [max(stretch, key=_height) for stretch in stretches]
-
-
-def _height(step: RecordedStep) -> int:
-    return step.peak_bytes or step.predicted_bytes or 0
+    intervals = (steps[a:b] for a, b in itertools.pairwise(edges))
+    return [max(part, key=lambda s: s.peak_bytes or s.predicted_bytes or 0) for part in intervals]
 
 
 def _runs(recording: Recording, outlook: Outlook, axis: SizeAxis) -> tuple[str, ...]:
@@ -224,14 +223,14 @@ def _sizes(recording: Recording, outlook: Outlook, axis: SizeAxis) -> tuple[Size
     if len(pairs) > _MOST_SIZES:
         last = len(pairs) - 1
         pairs = [pairs[round(i * last / (_MOST_SIZES - 1))] for i in range(_MOST_SIZES)]
-    had = {step.size: step.plan for step in recording.planned if step.has_own_plan}
+    recorded = {step.size: step.plan for step in recording.planned if step.has_own_plan}
     budget = recording.header.budget_bytes
     return tuple(
         _size(
             outlook,
             size,
             estimate,
-            _plan(outlook, estimate.profile, had.get(size), budget),
+            _plan(outlook, estimate.profile, recorded.get(size), budget),
             x=axis.x(size),
             steps=counts[size],
         )
@@ -239,38 +238,43 @@ def _sizes(recording: Recording, outlook: Outlook, axis: SizeAxis) -> tuple[Size
     )
 
 
-def _plan(outlook: Outlook, profile: Profile, had: str | None, budget: int) -> Plan:
-    """The plan that steps of this size last had; of a size that was observed, what it would get."""
-    if had is None or len(had) != len(profile.runs):
+def _plan(outlook: Outlook, profile: Profile, recorded: str | None, budget: int) -> Plan:
+    """The last recorded plan of this size; a new one if all steps of this size were observed."""
+    if recorded is None or len(recorded) != len(profile.runs):
         return outlook.plan(profile, budget)
-    choices = tuple(letter == "r" for letter in had)
+    options = {option.letter: option for option in Option}
+    choices = tuple(options[letter] for letter in recorded)
     return Plan.of(profile, choices, outlook.available(profile, budget))
 
 
 def _size(
-    outlook: Outlook, size: InputSize, estimate: Estimate, plan: Plan, *, x: int, steps: int
+    outlook: Outlook, size: InputSize, estimate: Prediction, plan: Plan, *, x: int, steps: int
 ) -> SizeFigures:
     profile = estimate.profile
     base, count = outlook.base_bytes(profile), len(profile.runs)
-    choices = {"plan": plan.recompute, "kept": (False,) * count, "recomputed": (True,) * count}
-    letters = zip(profile.runs, plan.recompute, strict=True)
+    choices = {
+        "plan": plan.choices,
+        "kept": (Option.KEEP,) * count,
+        "recomputed": (Option.RECOMPUTE,) * count,
+    }
+    runs = zip(profile.runs, plan.choices, strict=True)
     return SizeFigures(
         label=str(size),
-        at_most_as=None if estimate.at_most_as is None else str(estimate.at_most_as),
+        at_most_as=None if estimate.bound_of is None else str(estimate.bound_of),
         x=x,
         steps=steps,
         base_bytes=base,
-        plan="".join("f" if run.fixed else "r" if again else "K" for run, again in letters),
+        plan="".join("f" if run.fixed else option.letter for run, option in runs),
         plan_peak_bytes=base + plan.peak_bytes,
         kept_peak_bytes=base + peak(profile, choices["kept"]),
         recomputed_peak_bytes=base + peak(profile, choices["recomputed"]),
-        plan_seconds=plan.recompute_seconds,
+        plan_seconds=plan.extra_seconds,
         whole_seconds=whole_seconds(profile),
         saved_bytes=tuple(run.saved for run in profile.runs),
         run_seconds=tuple(run.nanoseconds / 1e9 for run in profile.runs),
         curves={
-            name: [(m.phase, m.run, m.seconds, base + m.bytes) for m in curve(profile, again)]
-            for name, again in choices.items()
+            name: [(m.phase, m.run, m.seconds, base + m.bytes) for m in curve(profile, chosen)]
+            for name, chosen in choices.items()
         },
     )
 
@@ -278,30 +282,30 @@ def _size(
 def _recompute_share(recording: Recording) -> float:
     pairs = zip(recording.steps, recording.seconds(), strict=True)
     seconds = sum(took for step, took in pairs if step.plan is not None)
-    again = sum(step.recompute_milliseconds for step in recording.planned) / 1e3
-    return min(1.0, again / seconds) if seconds else 0.0
+    recompute = sum(step.recompute_milliseconds for step in recording.planned) / 1e3
+    return min(1.0, recompute / seconds) if seconds else 0.0
 
 
 def _time(recording: Recording, outlook: Outlook) -> TimeFigures | None:
-    """What recomputing cost, and what it would have cost with a static plan or without one."""
+    """Recompute time under mimose's plans, under a static plan, and with everything recomputed."""
     profiles = {step.size: outlook.profile(step.size) for step in recording.planned}
     pairs = zip(recording.steps, recording.seconds(), strict=True)
     took = {id(step): seconds for step, seconds in pairs}
-    told = [step for step in recording.planned if profiles[step.size] is not None]
-    if not told:
+    steps = [step for step in recording.planned if profiles[step.size] is not None]
+    if not steps:
         return None
     budget, static = recording.header.budget_bytes, Static(Optimal())
     known = {size: profile for size, profile in profiles.items() if profile is not None}
     largest = max(known.values(), key=lambda profile: sum(run.saved for run in profile.runs))
-    frozen = static.plan(largest, outlook.available(largest, budget)).recompute
+    frozen = static.plan(largest, outlook.available(largest, budget)).choices
     return TimeFigures(
-        steps=len(told),
-        seconds=sum(took[id(step)] for step in told),
-        chosen_seconds=sum(step.recompute_milliseconds for step in told) / 1e3,
+        steps=len(steps),
+        seconds=sum(took[id(step)] for step in steps),
+        chosen_seconds=sum(step.recompute_milliseconds for step in steps) / 1e3,
         static_seconds=sum(
-            recompute_nanoseconds(known[step.size], frozen) / 1e9
-            for step in told
+            extra_nanoseconds(known[step.size], frozen) / 1e9
+            for step in steps
             if len(known[step.size].runs) == len(frozen)
         ),
-        everything_seconds=sum(whole_seconds(known[step.size]) for step in told),
+        everything_seconds=sum(whole_seconds(known[step.size]) for step in steps),
     )

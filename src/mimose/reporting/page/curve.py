@@ -1,8 +1,7 @@
-"""The memory of one step as a curve: every level and peak of the timeline, in the order of time.
+"""The memory of one step over time.
 
-The timeline (`mimose.costs`) says how high a step rises; this says when. The highest point of a
-curve is the timeline's peak, exactly. Times are estimates: a forward is taken to last as long as
-its recompute, a backward twice as long.
+The highest point of the curve equals the peak that the timeline (`mimose.costs`) predicts. Times
+are estimates: a forward is assumed to take as long as its recompute, a backward twice as long.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mimose.costs import Profile, RunCost
+from mimose.costs import Option, OptionCost, Profile, RunCost, costs_of, levels
 
-FORWARD, HEAD, AGAIN, BACKWARD, TAIL = "forward", "head", "recompute", "backward", "tail"
+FORWARD, HEAD, RECOMPUTE, BACKWARD, TAIL = "forward", "head", "recompute", "backward", "tail"
 GAP = "gap"
-"""Between two runs. The page knows phases by their first letters."""
+"""Between two runs. The page identifies phases by their first letters."""
 
 
 class Moment(NamedTuple):
@@ -22,57 +21,62 @@ class Moment(NamedTuple):
 
     phase: str
     run: int
-    """Which run is at work; -1 in head and tail."""
+    """Index of the run; -1 in head and tail."""
     seconds: float
-    """Since the step's start."""
+    """Since the start of the step."""
     bytes: int
-    """Above the step's start."""
+    """On top of the memory in use at the start of the step."""
 
 
 class _Pen:
-    """Draws moments one after another."""
+    """Appends moments at increasing times."""
 
     def __init__(self) -> None:
         self.moments: list[Moment] = []
         self._seconds = 0.0
 
     def draw(self, phase: str, run: int, seconds: float, *levels: int) -> None:
-        """These levels, evenly spread over a stretch of so many seconds."""
+        """Append these levels, evenly spaced over the next `seconds`."""
         for level in levels:
             self._seconds += seconds / len(levels)
             self.moments.append(Moment(phase, run, self._seconds, level))
 
 
-def curve(profile: Profile, recompute: Sequence[bool]) -> list[Moment]:
-    """The memory of a step in which these runs are recomputed and the others kept."""
-    pen = _Pen()
-    kept, before = 0, []
-    for k, (run, again) in enumerate(zip(profile.runs, recompute, strict=True)):
-        before.append(kept)
-        again = again or run.fixed
-        highest = run.forward if again else run.start + run.spike
-        if run.gap > run.start:
-            pen.draw(GAP, k, 0.0, kept + run.gap)
-        pen.draw(FORWARD, k, _seconds(run), kept + run.start, kept + highest)
-        kept += 0 if again else run.growth
+def curve(profile: Profile, choices: Sequence[Option]) -> list[Moment]:
+    """The memory of a step in which each run has the option chosen for it."""
+    pen, runs = _Pen(), profile.runs
+    costs, (starts, _, entries) = costs_of(profile, choices), levels(profile, choices)
+    for k, (run, cost, start) in enumerate(zip(runs, costs, starts, strict=True)):
+        if run.between_blocks_peak > 0:
+            pen.draw(GAP, k, 0.0, start + run.between_blocks_peak)
+        pen.draw(FORWARD, k, _seconds(run), start, start + _highest(run, cost))
     pause = _seconds_of_head(profile)
-    pen.draw(HEAD, -1, pause, kept + profile.head_forward, kept + profile.head_backward)
-    for k in reversed(range(len(profile.runs))):
-        _draw_backward(pen, k, profile.runs[k], recompute[k], before[k])
+    in_forward = sum(cost.forward_held for cost in costs)
+    in_backward = sum(cost.backward_held for cost in costs)
+    head = in_forward + profile.head_forward, in_backward + profile.head_backward
+    pen.draw(HEAD, -1, pause, *head)
+    for k in reversed(range(len(runs))):
+        _draw_backward(pen, k, runs[k], costs[k], entries[k])
     pen.draw(TAIL, -1, pause / 2, profile.tail)
     return pen.moments
 
 
-def _draw_backward(pen: _Pen, k: int, run: RunCost, again: bool, kept: int) -> None:
-    if run.fixed:  # it was never looked at in its backward
+def _highest(run: RunCost, cost: OptionCost) -> int:
+    """The peak of the run's forward, above its start."""
+    kept = cost.option is Option.KEEP and not run.fixed
+    return run.recompute_peak if kept else run.forward_peak
+
+
+def _draw_backward(pen: _Pen, k: int, run: RunCost, cost: OptionCost, entry: int) -> None:
+    if run.fixed:  # its backward is not measured
         return
-    if again:
-        entry = kept + run.entry
-        pen.draw(AGAIN, k, _seconds(run), entry, entry + run.spike)
-    else:
-        entry = kept + run.entry - run.in_idle
-    level = entry + run.saved
-    pen.draw(BACKWARD, k, 2 * _seconds(run), level, level + run.back)
+    level = entry - cost.backward_held
+    if cost.option is Option.RECOMPUTE:
+        pen.draw(RECOMPUTE, k, _seconds(run), level, level + run.recompute_peak)
+    level += run.saved
+    if cost.option is Option.KEEP:
+        level -= run.droppable_input
+    pen.draw(BACKWARD, k, 2 * _seconds(run), level, level + run.backward_peak)
 
 
 def _seconds(run: RunCost) -> float:
@@ -80,5 +84,5 @@ def _seconds(run: RunCost) -> float:
 
 
 def _seconds_of_head(profile: Profile) -> float:
-    """Nobody measures it: half an average run, so that it can be seen."""
+    """Not measured: half an average run, so that the phase is visible."""
     return sum(map(_seconds, profile.runs)) / max(1, len(profile.runs)) / 2

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: no network, no server, no library."""
+"""A report as one self-contained HTML file: no network, no server, no libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mimose.reporting.page.contents import Contents
 
 
 def page_of(contents: Contents, title: str) -> str:
-    """The page, complete. Names from a model go in as data and are shown as text."""
+    """The complete page. Names from the model are embedded as data and displayed as text."""
     parts = {
         "title": html.escape(title),
         "style": _read("page.css"),
@@ -24,13 +24,13 @@ def page_of(contents: Contents, title: str) -> str:
 
 
 def as_data(values: Any) -> str:
-    """JSON that can stand inside a script element, whatever its strings say."""
+    """JSON that is safe inside a script element."""
     text = json.dumps(values, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _packed(contents: Contents) -> dict[str, Any]:
-    """As plain values, with curves as columns: they are most of the page."""
+    """Plain values, with curves as columns, because they are most of the page."""
     values = asdict(contents)
     for size in values["sizes"]:
         size["curves"] = {

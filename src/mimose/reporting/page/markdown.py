@@ -1,4 +1,4 @@
-"""A report as Markdown: for a pull request, a notebook, a terminal."""
+"""A report as Markdown, for a pull request, a notebook or a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_ROWS = 16
 
 
 def markdown_of(contents: Contents, title: str) -> str:
-    """The report's figures as text and tables."""
+    """The report as text and tables."""
     parts = [f"# {_plain(title)}", _summary(contents)]
     if contents.sizes:
         parts += ["## Plans by input size", _sizes(contents)]
@@ -19,7 +19,7 @@ def markdown_of(contents: Contents, title: str) -> str:
         parts += ["## Time spent recomputing", _time(contents.time)]
     if contents.events:
         rows = ((e["step"], e["kind"], e["text"]) for e in contents.events)
-        parts += ["## Events", _table(("step", "what", ""), rows)]
+        parts += ["## Events", _table(("step", "event", ""), rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -36,16 +36,16 @@ def _summary(contents: Contents) -> str:
     ]
     if contents.total_steps > contents.observed_steps:
         lines.append(
-            f"recomputing took about {contents.recompute_share:.1%} of the planned steps' time"
+            f"recomputing took about {contents.recompute_share:.1%} of the time of planned steps"
         )
     if contents.steps_over:
         planned = contents.total_steps - contents.observed_steps
         lines.append(f"{contents.steps_over} of {planned} planned steps went over the budget")
     if contents.peak_held_bytes > contents.budget_bytes:
-        lines.append(f"the allocator held {text_of(contents.peak_held_bytes)}: over the budget")
+        lines.append(f"the allocator held {text_of(contents.peak_held_bytes)}, over the budget")
     if contents.worst_shortfall is not None and contents.mean_excess is not None:
         lines.append(
-            f"peaks under-predicted by {contents.worst_shortfall:.2%} at worst, over by "
+            f"peaks under-predicted by at most {contents.worst_shortfall:.2%}, over-predicted by "
             f"{contents.mean_excess:.2%} on average"
         )
     return "\n".join(f"- {_plain(line)}" for line in lines)
@@ -68,16 +68,16 @@ def _sizes(contents: Contents) -> str:
         for size in sizes
     )
     columns = "input", "steps", "plan", "peak", "all kept", "all recomputed", "recompute, ms"
-    said = "K: kept, r: recomputed, f: cannot be recomputed."
+    legend = "K: kept, r: recomputed, f: cannot be recomputed."
     if any(size.at_most_as for size in sizes):
-        said += " ≤: at most, as at the larger size named; too few were observed to predict it."
-    return _table(columns, rows) + f"\n\n{said}"
+        legend += " ≤: upper bound from a larger size; too few sizes were observed to predict."
+    return _table(columns, rows) + f"\n\n{legend}"
 
 
 def _peak(size: SizeFigures, number_of_bytes: int) -> str:
     if size.at_most_as is None:
         return text_of(number_of_bytes)
-    return f"≤ {text_of(number_of_bytes)} (as at {size.at_most_as})"
+    return f"≤ {text_of(number_of_bytes)} (measured at {size.at_most_as})"
 
 
 def _time(time: TimeFigures) -> str:
@@ -86,10 +86,8 @@ def _time(time: TimeFigures) -> str:
         ("static plan for the largest size", f"{time.static_seconds:.2f}"),
         ("everything", f"{time.everything_seconds:.2f}"),
     )
-    said = (
-        f"Seconds over {time.steps} planned steps, which took {time.seconds:.2f} s without pauses."
-    )
-    return _table(("recomputed", "seconds"), rows) + f"\n\n{said}"
+    total = f"Total of {time.steps} planned steps, which took {time.seconds:.2f} s without pauses."
+    return _table(("recomputed", "seconds"), rows) + f"\n\n{total}"
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
@@ -98,5 +96,5 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Names from a model must not break a table or become markup."""
+    """Escape names from the model, so that they neither break a table nor become markup."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

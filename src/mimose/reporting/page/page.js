@@ -5,7 +5,7 @@
   const by = (id) => document.getElementById(id);
   const colour = (name) => `var(--${name})`;
 
-  // Words and numbers
+  // Formatting
 
   function bytes(n) {
     if (n === null || n === undefined) return "–";
@@ -23,7 +23,7 @@
   const percent = (share, digits = 0) => (100 * share).toFixed(digits) + "%";
   const count = (text, letter) => text.split(letter).length - 1;
 
-  // Elements: text always goes in as text, never as markup
+  // Elements: text is always inserted as text, never as markup
 
   function make(tag, attributes = {}, ...children) {
     const node = document.createElement(tag);
@@ -58,7 +58,7 @@
   }
   const hideTip = () => { tip.hidden = true; };
 
-  // A plot: axes, and a place to draw in
+  // A plot with axes
 
   function ticks(low, high, about, binary) {
     const span = high - low || 1;
@@ -178,7 +178,7 @@
     const head = run.header;
     by("about").textContent = `${run.runs.length} blocks on ${head.device_name === "CPU" ? "the CPU" : head.device_name}` +
       ` · budget ${bytes(run.budget_bytes)}${head.enforce ? ", enforced" : ""} · ${head.planner} planner`;
-    by("foot").textContent = `mimose ${head.mimose_version} · torch ${head.torch_version} · begun ${head.began.replace("T", " ")}` +
+    by("foot").textContent = `mimose ${head.mimose_version} · torch ${head.torch_version} · started ${head.began.replace("T", " ")}` +
       ` · parameters ${bytes(head.parameter_bytes)}`;
   }
 
@@ -190,11 +190,11 @@
       tile(String(run.total_steps), `steps in ${seconds(run.seconds)}: ${run.observed_steps} observed, ${planned} planned`),
     ];
     if (run.worst_shortfall !== null) {
-      tiles.push(tile(percent(run.worst_shortfall, 2), `peaks under-predicted at worst; over by ${percent(run.mean_excess, 2)} on average`));
+      tiles.push(tile(percent(run.worst_shortfall, 2), `largest under-prediction of a peak; over-predicted by ${percent(run.mean_excess, 2)} on average`));
     }
     if (run.time) {
       const time = run.time, saved = time.everything_seconds - time.chosen_seconds;
-      tiles.push(tile(seconds(saved), `of recomputing avoided, ${percent(saved / (time.everything_seconds || 1))} of what recomputing everything takes`));
+      tiles.push(tile(seconds(saved), `of recompute time saved, ${percent(saved / (time.everything_seconds || 1))} of recomputing everything`));
     }
     by("summary").replaceChildren(...tiles);
   }
@@ -211,17 +211,17 @@
   function overBudget() {
     const planned = run.total_steps - run.observed_steps;
     if (run.steps_over) {
-      return `${run.steps_over} of ${planned} planned steps went over the budget: ${bytes(run.peak_bytes)} at the highest, ${bytes(run.peak_bytes - run.budget_bytes)} too much.`;
+      return `${run.steps_over} of ${planned} planned steps went over the budget: the highest peak is ${bytes(run.peak_bytes)}, ${bytes(run.peak_bytes - run.budget_bytes)} too much.`;
     }
     if (run.peak_bytes > run.budget_bytes) return `An observed step went over the budget, by ${bytes(run.peak_bytes - run.budget_bytes)}.`;
     if (run.peak_held_bytes > run.budget_bytes) {
       return `Peaks stayed under the budget, but the allocator held ${bytes(run.peak_held_bytes)}, which is over it.`;
     }
-    return planned ? "No planned step was seen over the budget." : "No step was planned yet.";
+    return planned ? "No planned step was measured over the budget." : "No step was planned yet.";
   }
 
   function drawSteps() {
-    by("steps-text").textContent = `Each dot is a step's peak. ${overBudget()} Observed steps recompute more than a plan would, while mimose learns.`;
+    by("steps-text").textContent = `Each dot is the peak of a step. ${overBudget()} Observed steps, in which costs are measured, recompute more than planned ones.`;
     const s = run.steps, peaks = s.peak.map((peak, i) => peak ?? s.predicted[i]);
     const top = Math.max(run.budget_bytes, ...peaks.filter((v) => v !== null)) * 1.07;
     const plot = new Plot("steps-chart", {
@@ -248,9 +248,9 @@
       if (i < 0) return undefined;
       showTip(event, [
         `step ${s.number[i]} · ${s.label[i]}`,
-        s.plan[i] === null ? "observed: some of each kind of block recomputed, or all" : `plan ${s.plan[i]}: ${count(s.plan[i], "r")} recomputed`,
+        s.plan[i] === null ? "observed: its costs were measured" : `plan ${s.plan[i]}: ${count(s.plan[i], "r")} recomputed`,
         s.predicted[i] !== null && `predicted ${bytes(s.predicted[i])}`,
-        s.peak[i] !== null ? `real peak ${bytes(s.peak[i])}` : "real peak not seen (below an earlier one)",
+        s.peak[i] !== null ? `real peak ${bytes(s.peak[i])}` : "real peak not measured (below an earlier one)",
         `in use at the start ${bytes(s.base[i])}`,
       ]);
       return s.number[i];
@@ -259,7 +259,7 @@
       ...(hidden ? [["held by the allocator", "grey"]] : []),
       ["budget", "budget", "dashed"], ["budget less reserve", "budget", "dotted"]]);
     by("steps-note").textContent = s.number.length < run.total_steps
-      ? `${s.number.length} of ${run.total_steps} steps are shown: the highest of each stretch.` : "";
+      ? `${s.number.length} of ${run.total_steps} steps are shown: the highest of each interval.` : "";
   }
 
   function drawSizes() {
@@ -275,7 +275,7 @@
     const draw = (key, tone) => {
       const points = sizes.filter((z) => !z.at_most_as).map((z) => [z.x, z[key]]);
       if (run.one_way) plot.line(points, tone);
-      else plot.dots(points, tone, 4); // one number does not tell such a size: no line joins them
+      else plot.dots(points, tone, 4); // several dimensions vary: a line would mislead
     };
     draw("kept_peak_bytes", "keep");
     draw("recomputed_peak_bytes", "again");
@@ -345,10 +345,10 @@
     legend("map-legend", [["kept", "keep", "box"], ["recomputed", "again", "box"], ...(fixed ? [["cannot be recomputed", "grey", "box"]] : [])]);
   }
 
-  // One step: three curves, and what is at work when
+  // One step: memory under three plans, and the block that runs at each time
 
   const PHASES = { g: "before", f: "forward of", h: "loss", r: "recompute of", b: "backward of", t: "embeddings" };
-  const bound = (z) => z.at_most_as && `at most, as at ${z.at_most_as}: too few sizes were observed to predict this one`;
+  const bound = (z) => z.at_most_as && `at most, measured at ${z.at_most_as}: too few sizes were observed to predict this one`;
   const pointsOf = (z, curve) => [[0, z.base_bytes], ...curve.ms.map((ms, i) => [ms, curve.bytes[i]])];
 
   function drawWithin() {
@@ -356,7 +356,7 @@
     by("size").value = chosen;
     by("size-label").textContent = z.label;
     const again = count(z.plan, "r"), verdict = z.plan_peak_bytes <= run.budget_bytes ? "fits" : z.at_most_as ? "may not fit" : "does not fit";
-    by("within-text").textContent = (z.at_most_as ? `Upper bounds, ${bound(z)}. ` : "") + `All kept would peak at ${bytes(z.kept_peak_bytes)}, all recomputed at ${bytes(z.recomputed_peak_bytes)}. ` +
+    by("within-text").textContent = (z.at_most_as ? `Upper bounds: ${bound(z)}. ` : "") + `With all blocks kept the peak would be ${bytes(z.kept_peak_bytes)}, with all recomputed ${bytes(z.recomputed_peak_bytes)}. ` +
       `The plan recomputes ${again} of ${z.plan.length} blocks (${seconds(z.plan_seconds)} of ${seconds(z.whole_seconds)}) and peaks at ${bytes(z.plan_peak_bytes)}: ${verdict}.`;
     const longest = Math.max(...Object.values(curves).map((c) => c.ms[c.ms.length - 1]));
     const top = Math.max(z.kept_peak_bytes, Math.min(run.budget_bytes, 1.6 * z.kept_peak_bytes)) * 1.08;
@@ -401,7 +401,7 @@
   function drawTime() {
     const time = run.time;
     if (!time) { by("time-card").hidden = true; return; }
-    by("time-text").textContent = `Over ${time.steps} planned steps, which took ${seconds(time.seconds)} without pauses. Recomputing took about ${percent(run.recompute_share, 1)} of the planned steps' time. The static plan is the one that the largest batch needs, used for all.`;
+    by("time-text").textContent = `Over ${time.steps} planned steps, which took ${seconds(time.seconds)} without pauses. Recomputing took about ${percent(run.recompute_share, 1)} of the time of planned steps. The static plan is that of the largest batch, used for all batches.`;
     const rows = [["mimose", time.chosen_seconds, "plan"], ["static plan", time.static_seconds, "grey"], ["everything", time.everything_seconds, "again"]];
     const place = by("time-chart"), width = Math.max(320, place.clientWidth), left = 100;
     const most = Math.max(...rows.map((row) => row[1]), 1e-9);
@@ -423,7 +423,7 @@
     const z = run.sizes[chosen];
     by("blocks-card").hidden = !z;
     if (!z) return;
-    by("blocks").tHead.rows[0].cells[1].textContent = `keeping costs ${z.at_most_as ? "at most, as at " + z.at_most_as : "at " + z.label}`;
+    by("blocks").tHead.rows[0].cells[1].textContent = `memory if kept, ${z.at_most_as ? "at most, measured at " + z.at_most_as : "at " + z.label}`;
     by("blocks").tHead.rows[0].cells[3].textContent = `kept in … of ${run.sizes.length} sizes`;
     by("blocks").tBodies[0].replaceChildren(...run.runs.map((name, k) => make("tr", {}, make("td", {}, name),
       make("td", { class: "number" }, bytes(z.saved_bytes[k])), make("td", { class: "number" }, seconds(z.run_seconds[k])),

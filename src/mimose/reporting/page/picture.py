@@ -1,4 +1,4 @@
-"""A report as a picture: the four charts that a paper or a slide would want."""
+"""A report as a picture of four charts, for papers and slides."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from mimose.reporting.page.contents import Contents, SizeFigures
 
-_PLAN, _KEEP, _AGAIN, _BUDGET, _GREY = "#0b8a7d", "#2f6fb5", "#e07b29", "#c22f4a", "#a3a9b3"
+_PLAN, _KEEP, _RECOMPUTE, _BUDGET, _GREY = "#0b8a7d", "#2f6fb5", "#e07b29", "#c22f4a", "#a3a9b3"
 
 
 def draw(contents: Contents, path: Path) -> None:
-    """Draw it to a file; needs matplotlib."""
-    from matplotlib.figure import Figure  # no pyplot: nothing global, no display
+    """Draw the report to a file; needs matplotlib."""
+    from matplotlib.figure import Figure  # not pyplot, which has global state and needs a display
 
     figure = Figure(figsize=(13, 9), layout="constrained", dpi=150)
     (steps, within), (sizes, blocks) = figure.subplots(2, 2)
@@ -29,7 +29,7 @@ def draw(contents: Contents, path: Path) -> None:
 
 
 class _Scale:
-    """Bytes in the unit that suits them."""
+    """Converts bytes to GiB or MiB."""
 
     def __init__(self, most: int) -> None:
         self.unit, self.name = (1 << 30, "GiB") if most >= 1 << 30 else (1 << 20, "MiB")
@@ -51,7 +51,7 @@ def _draw_steps(axes: Any, contents: Contents, scale: _Scale) -> None:
 
 def _draw_within(axes: Any, contents: Contents, size: SizeFigures) -> None:
     scale = _Scale(size.kept_peak_bytes)
-    named = (("kept", _KEEP, "all kept"), ("recomputed", _AGAIN, "all recomputed"),
+    named = (("kept", _KEEP, "all kept"), ("recomputed", _RECOMPUTE, "all recomputed"),
              ("plan", _PLAN, "mimose's plan"))  # fmt: skip
     for key, colour, name in named:
         moments = size.curves[key]
@@ -59,7 +59,7 @@ def _draw_within(axes: Any, contents: Contents, size: SizeFigures) -> None:
         levels = [scale(size.base_bytes), *(scale(level) for *_, level in moments)]
         axes.plot(times, levels, color=colour, label=name, linewidth=2 if key == "plan" else 1.2)
     axes.axhline(scale(contents.budget_bytes), color=_BUDGET, linestyle="--")
-    bound = f": at most, as at {size.at_most_as}" if size.at_most_as else ""
+    bound = f": at most, measured at {size.at_most_as}" if size.at_most_as else ""
     axes.set(
         title=f"Within one step of {size.label}{bound}", xlabel="estimated ms", ylabel=scale.name
     )
@@ -72,7 +72,7 @@ def _draw_sizes(axes: Any, contents: Contents) -> None:
     at, mark = [size.x for size in sizes], "-" if contents.one_way else "."
     axes.plot(at, [scale(s.kept_peak_bytes) for s in sizes], mark, color=_KEEP,
               label="all kept")  # fmt: skip
-    axes.plot(at, [scale(s.recomputed_peak_bytes) for s in sizes], mark, color=_AGAIN,
+    axes.plot(at, [scale(s.recomputed_peak_bytes) for s in sizes], mark, color=_RECOMPUTE,
               label="all recomputed")  # fmt: skip
     axes.plot(at, [scale(s.plan_peak_bytes) for s in sizes], mark, color=_PLAN,
               label="mimose's plan")  # fmt: skip
@@ -90,12 +90,12 @@ def _draw_blocks(axes: Any, contents: Contents) -> None:
 
     codes = {"K": 0, "r": 1, "f": 2}
     rows = [[codes[s.plan[k]] for s in contents.sizes] for k in range(len(contents.runs))]
-    colours = ListedColormap([_KEEP, _AGAIN, _GREY])
+    colours = ListedColormap([_KEEP, _RECOMPUTE, _GREY])
     axes.imshow(rows, aspect="auto", cmap=colours, vmin=0, vmax=2, interpolation="nearest")
     every = max(1, len(contents.sizes) // 8)
     shown = range(0, len(contents.sizes), every)
     axes.set_xticks(list(shown), [str(contents.sizes[i].x) for i in shown])
     some = range(0, len(contents.runs), max(1, len(contents.runs) // 16))
-    # A name may hold a dollar sign, which matplotlib would take for mathematics.
+    # matplotlib would parse a dollar sign in a name as mathematics.
     axes.set_yticks(list(some), [contents.runs[k][-28:].replace("$", r"\$") for k in some])
     axes.set(title="Kept (blue) and recomputed (orange)", xlabel=contents.x_label)

@@ -1,4 +1,4 @@
-"""The price of memory as a picture: expected time of a step against the budget."""
+"""A chart of the expected time of a step against the budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _POINTS = 24
 
 
 def draw_tradeoff(question: Question, weights: Mapping[InputSize, float], path: Path) -> None:
-    """Draw it to a file; needs matplotlib."""
+    """Draw the chart to a file; needs matplotlib."""
     from matplotlib.figure import Figure
 
     ends = question.forecast(weights, [1 << 40])
@@ -27,11 +27,11 @@ def draw_tradeoff(question: Question, weights: Mapping[InputSize, float], path: 
     axes = figure.subplots()
     axes.plot(at, times, color="#0b8a7d", linewidth=2)
     axes.axvline(
-        low / unit, color="#c22f4a", linestyle="--", label="below this the largest does not fit"
+        low / unit, color="#c22f4a", linestyle="--", label="below: the largest input does not fit"
     )
-    axes.axvline(high / unit, color="#2f6fb5", linestyle="--", label="from here all is kept")
-    says = "expected ms a step" if timed else "expected ms of recomputing a step"
-    axes.set(xlabel=f"budget, {name}", ylabel=says, title=f"Up to {ends.largest}")
+    axes.axvline(high / unit, color="#2f6fb5", linestyle="--", label="above: all blocks are kept")
+    label = "expected ms per step" if timed else "expected ms of recompute per step"
+    axes.set(xlabel=f"budget, {name}", ylabel=label, title=f"Inputs up to {ends.largest}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path)

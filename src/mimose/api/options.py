@@ -1,0 +1,45 @@
+"""The options of `auto_checkpoint` that can be checked without a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mimose.errors import ArgumentError
+from mimose.memory import refuse_allocator_choice
+from mimose.planning import Guarded, Planner, planner_named
+from mimose.tensors import SizeFunction
+from mimose.training import Collector, Shuttle
+from mimose.units import parse_budget
+
+COLLECTORS: dict[str, type[Collector]] = {"ride": Collector, "shuttle": Shuttle}
+
+
+def refuse_options(
+    memory_budget: int | str,
+    *,
+    planner: str | Planner,
+    collector: str,
+    enforce: bool,
+    allocator: str,
+    input_size: SizeFunction | None,
+    **_: Any,
+) -> None:
+    """Raise for options that `auto_checkpoint` would refuse for any model."""
+    parse_budget(memory_budget)
+    if collector not in tuple(COLLECTORS):
+        raise ArgumentError(f"collector= must be 'ride' or 'shuttle'; got {collector!r}")
+    if not isinstance(enforce, bool):
+        raise ArgumentError(f"enforce= must be True or False; got {enforce!r}")
+    refuse_allocator_choice(allocator)
+    if input_size is not None and not callable(input_size):
+        raise ArgumentError(
+            "input_size= must be a function of the forward's arguments, such as "
+            f"lambda input_ids, **_: tuple(input_ids.shape); got {input_size!r}"
+        )
+    checked_planner(planner)
+
+
+def checked_planner(planner: str | Planner) -> Planner:
+    """The planner of this name; a planner object is wrapped so that its plans are checked."""
+    chosen = planner_named(planner)
+    return chosen if isinstance(planner, str) else Guarded(chosen)

@@ -1,0 +1,31 @@
+"""Replace dict entries while a function runs: buffers, parameters and attributes of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+ABSENT: Any = object()
+"""Stands for an entry that does not exist."""
+
+
+def run_with(
+    entries: Sequence[tuple[dict[str, Any], str, Any]], function: Callable[..., Any], *args: Any
+) -> Any:
+    """Call `function` with these (dict, key, value) entries set, then restore the present ones."""
+    present = [(table, key, table.get(key, ABSENT)) for table, key, _ in entries]
+    try:
+        for entry in entries:
+            put(*entry)
+        return function(*args)
+    finally:
+        for entry in present:
+            put(*entry)
+
+
+def put(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set an entry, or delete it if the value is ABSENT."""
+    if value is ABSENT:
+        table.pop(key, None)
+    else:
+        table[key] = value

@@ -1,0 +1,92 @@
+"""When the backward of a step comes, ends, and whether it still can come."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from mimose.execution import at_end_of_backward, nodes_of
+from mimose.tensors import keeps_graph, tensors_in
+
+
+class BackwardWatch:
+    """Hears the backward of one step arrive and end, by hooks in its graph.
+
+    The hooks live in the graph and hold nothing: when the graph is gone, so are they, and no
+    backward can come any more.
+    """
+
+    def __init__(
+        self,
+        arrives: Callable[[], None],
+        ends: Callable[[], None],
+        later_ends: Callable[[], None],
+    ) -> None:
+        self._arrives, self._ends, self._later_ends = arrives, ends, later_ends
+        self._graphs: list[weakref.ref[_Sentinel]] = []
+        self.pending = True
+        """Whether the coming pass has no hook in its graph yet."""
+        self.begun = False
+        self.over = False
+        self.retained = False
+        """Whether the graph outlives its backward."""
+        self._in_later = False
+
+    def another_pass(self) -> None:
+        """One more forward begins before the backward."""
+        self.pending = True
+
+    def watch(self, _: Any, out: Any) -> None:
+        """Put hooks into the graph that ends in the tensors of `out`."""
+        tensor = next((t for t in tensors_in(out) if t.grad_fn is not None), None)
+        if tensor is None:
+            return
+        self.pending = False
+        sentinel = _Sentinel(self)
+        self._graphs = [graph for graph in self._graphs if graph() is not None]
+        self._graphs.append(weakref.ref(sentinel))
+        for node in nodes_of([tensor]):
+            node.register_prehook(sentinel.backward_arrives)
+
+    @property
+    def blind(self) -> bool:
+        """Whether there is no hook that could tell of a backward."""
+        return not self._graphs
+
+    @property
+    def impossible(self) -> bool:
+        """Whether all graphs are gone, so that no backward can come."""
+        return bool(self._graphs) and all(graph() is None for graph in self._graphs)
+
+    def backward_arrives(self) -> None:
+        """A backward has come to the step's graph: the step's own, or a later one."""
+        if not self.begun:
+            self.begun = True
+            self.retained = keeps_graph()
+            self._arrives()
+            at_end_of_backward(self._end)
+        elif self.over and not self._in_later:
+            self._in_later = True
+            at_end_of_backward(self._later_end)
+
+    def _end(self) -> None:
+        if not self.over:
+            self.over = True
+            self._ends()
+
+    def _later_end(self) -> None:
+        self._in_later = False
+        self._later_ends()
+
+
+class _Sentinel:
+    """Lives in a step's graph: dies with it, and hears the backward arrive."""
+
+    __slots__ = ("__weakref__", "_watch")
+
+    def __init__(self, watch: BackwardWatch) -> None:
+        self._watch = watch
+
+    def backward_arrives(self, *_: Any) -> None:
+        self._watch.backward_arrives()

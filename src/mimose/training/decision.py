@@ -1,0 +1,83 @@
+"""What is decided for a step, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from mimose.costs import InputSize, Option, Run
+from mimose.estimation import State
+from mimose.planning import NO_PLAN, CachedPlan, Plan
+
+
+class PlanKey(NamedTuple):
+    """What a plan depends on."""
+
+    size: InputSize
+    available_bytes: int
+    missing: tuple[bool, ...]
+    """Which gradients do not exist when the step begins."""
+    previous_bytes: int
+    """Outputs of the previous step that are gone in the backward."""
+    retained: bool
+    later_bytes: int
+    version: int
+    """Of the cost model."""
+    strictness: int
+    beside_bytes: int = 0
+    """What steps of other handles take meanwhile."""
+    done: tuple[Option, ...] = ()
+    """What the runs did that had run when it was planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a step runs."""
+
+    cached: CachedPlan
+    available_bytes: int = 0
+    key: PlanKey | None = None
+    new: bool = False
+    """Whether the plan was made for this step."""
+    observed: bool = False
+    """Whether the step is measured, to learn from it."""
+    evictable: bool = False
+    """Whether kept activations may be dropped if memory runs short."""
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the prediction is trusted."""
+        return self.cached.trusted
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the predicted peak is only an upper bound."""
+        return not self.cached.exact
+
+    def with_choices(self, choices: Mapping[Run, Option]) -> Decision:
+        """The same step under other choices; they are not to be corrected."""
+        plan, profile = self.cached.plan, self.cached.profile
+        chosen = tuple(choices.values())
+        if chosen == plan.choices:
+            return self
+        if profile is not None:
+            plan = Plan.of(profile, chosen, self.available_bytes)
+        cached = replace(self.cached, plan=plan, choices=choices, guarded=frozenset())
+        return replace(self, cached=cached)
+
+    def keeping_nothing(self) -> Decision:
+        """The same step with every run recomputed."""
+        return self.with_choices(dict.fromkeys(self.cached.choices, Option.RECOMPUTE))
+
+    def seen_by_all(self) -> Decision:
+        """The same step, observed with every run recomputed, as other ranks do it."""
+        return replace(UNKNOWN, available_bytes=self.available_bytes)
+
+
+_NOTHING_KNOWN = CachedPlan(NO_PLAN, {}, state=State.UNKNOWN)
+
+UNKNOWN = Decision(_NOTHING_KNOWN, observed=True)
+"""Nothing is known: every run is recomputed, and measured."""
+EVERYTHING_RECOMPUTED = Decision(_NOTHING_KNOWN)
+"""After a failure: every run is recomputed, and nothing is measured."""

@@ -1,0 +1,132 @@
+"""What was learned, across runs: saved by `state_dict`, loaded before the first step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from mimose.errors import warn
+from mimose.execution import is_distributed
+from mimose.interception import BlockInterceptor
+from mimose.training.scheduler import Scheduler
+
+FORMAT = 2
+_READABLE = (1, FORMAT)
+"""Format 1 had levels where there are increments now."""
+
+
+class LearnedState:
+    """The cost models and the verdicts on blocks, as plain numbers and strings."""
+
+    def __init__(self, scheduler: Scheduler, blocks: Sequence[str]) -> None:
+        self._scheduler = scheduler
+        self._blocks = blocks
+        self._loaded: Mapping[str, Any] | None = None
+        self._identity: dict[str, Any] | None = None
+        self._verdicts: list[dict[str, Any] | None] = []
+
+    @property
+    def waits(self) -> bool:
+        """Whether loaded state waits for the first step."""
+        return self._loaded is not None
+
+    def settle(
+        self, model: nn.Module, device: torch.device, interceptors: Sequence[BlockInterceptor]
+    ) -> None:
+        """The first training step comes: now it can be told whether what was loaded is of use."""
+        self._identity = identity_of(model, self._blocks, device)
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            self._take_in(loaded, interceptors)
+
+    def load(self, state: Mapping[str, Any], interceptors: Sequence[BlockInterceptor]) -> None:
+        """Know what `to_plain` gave; refused with a warning if it is of something else."""
+        if self._identity is not None:
+            self._take_in(state, interceptors)
+        elif (reason := difference(state, {})) is None:
+            self._loaded = state
+        else:  # whatever model it is for
+            _refuse(reason)
+
+    def to_plain(self, interceptors: Sequence[BlockInterceptor]) -> dict[str, Any]:
+        """What was learned, in plain numbers and strings."""
+        if self._identity is None:
+            return dict(self._loaded) if self._loaded is not None else {"format": FORMAT}
+        return {
+            "format": FORMAT,
+            "identity": self._identity,
+            "chapters": self._scheduler.to_plain(),
+            "blocks": self._verdicts or [one.verdict for one in interceptors],
+        }
+
+    def detach(self, interceptors: Sequence[BlockInterceptor]) -> None:
+        """Keep the verdicts on blocks that are about to be released."""
+        self._verdicts = [interceptor.verdict for interceptor in interceptors]
+
+    def _take_in(self, state: Mapping[str, Any], interceptors: Sequence[BlockInterceptor]) -> None:
+        assert self._identity is not None
+        try:
+            reason = difference(state, self._identity)
+            if reason is None and "identity" in state:  # else nothing had been learned
+                self._scheduler.take_in(state["chapters"], len(self._blocks))
+                _believe(state.get("blocks", []), interceptors)
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            reason = f"it is damaged ({error!r})"
+        if reason is not None:
+            _refuse(reason)
+
+
+def _refuse(reason: str) -> None:
+    warn(f"what was learned before is of no use: {reason}. Observing anew")
+
+
+def _believe(
+    verdicts: Sequence[Mapping[str, Any] | None], interceptors: Sequence[BlockInterceptor]
+) -> None:
+    """Blocks need not be tried again; on several ranks they do, to see which issue
+    collectives."""
+    if is_distributed():
+        return
+    for interceptor, verdict in zip(interceptors, verdicts, strict=False):
+        if verdict is not None and interceptor.trusted is None:
+            interceptor.believe(verdict)
+
+
+def identity_of(model: nn.Module, blocks: Sequence[str], device: torch.device) -> dict[str, Any]:
+    """What must be the same for learned costs to hold, as plain numbers and strings."""
+    shapes = [(tuple(p.shape), str(p.dtype)) for p in model.parameters()]
+    kinds = [type(module).__name__ for module in model.modules()]
+    return {
+        "blocks": len(blocks),
+        "precision": ", ".join(sorted({dtype for _, dtype in shapes})),
+        "model": hashlib.sha256(repr((list(blocks), shapes, kinds)).encode()).hexdigest()[:16],
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "torch": str(torch.__version__),
+    }
+
+
+def difference(state: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:
+    """Why saved state is of no use for a model of this identity, in words; None if it is."""
+    if "format" not in state:
+        return f"it is not what handle.state_dict() gave{_hint(state)}"
+    if state["format"] not in _READABLE:
+        return f"its format is {state['format']!r}, and this mimose reads {FORMAT}"
+    known = state.get("identity", present)
+    for name, value in present.items():
+        if known.get(name) != value:
+            if name == "model":
+                return "it is of a model with other modules or parameters"
+            return f"{name} was {known.get(name)!r} then and is {value!r} here"
+    return None
+
+
+def _hint(state: Mapping[str, Any]) -> str:
+    """Where in a checkpoint the state is, if it is there."""
+    for name, value in state.items():
+        if isinstance(value, Mapping) and value.get("format") in _READABLE:
+            return f", but has it at {name!r}: pass that"
+    return ""

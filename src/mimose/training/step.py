@@ -1,0 +1,333 @@
+"""One training step, from its first block's forward to the end of its backward.
+
+A step gets its decision when its first block starts. If the prediction behind the plan is trusted,
+each block does as the plan says and nothing else happens (the paper's responsive execution). If it
+is not, kept activations may be evicted, and a collector measures what every run costs (the paper's
+sheltered execution). If nothing is known, every block is recomputed and measured.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from mimose.costs import InputSize, Option, Run
+from mimose.estimation import CostModel, Surprise
+from mimose.execution import nodes_of
+from mimose.interception import KEEP, RECOMPUTE, Directive, Trials
+from mimose.memory import Reading
+from mimose.planning import CachedPlan, Plan
+from mimose.tensors import tensors_in
+from mimose.training.backward_watch import BackwardWatch
+from mimose.training.call_sequence import CallSequence
+from mimose.training.collector import Collector
+from mimose.training.decision import Decision
+from mimose.training.eviction import StepEvictor
+from mimose.training.nesting import Nesting
+
+
+class Step:
+    """Carries a decision out: answers how each call of a block runs."""
+
+    def __init__(
+        self,
+        decision: Decision,
+        start: Reading,
+        *,
+        expected: InputSize,
+        size: InputSize,
+        cost_model: CostModel,
+        when_over: Callable[[Step], None],
+        when_later: Callable[[Step], None],
+        collector: Collector | None = None,
+        evictor: StepEvictor | None = None,
+    ) -> None:
+        self.decision = decision
+        self.cost_model = cost_model
+        """What its plan was made from."""
+        self.start = start
+        self.expected = expected
+        """The size that it was decided for, with passes that are still to come."""
+        self.size = size
+        """Its size, as far as its passes have come."""
+        self.collector = collector
+        self.evictor = evictor
+        self.plan = decision.cached.plan
+        self._choices = dict(decision.cached.choices)
+        self._beside = 0
+        """Runs that the plan does not know because no loss uses them."""
+        self.calls = CallSequence()
+        self.backward = BackwardWatch(
+            self._backward_arrives, lambda: when_over(self), lambda: when_later(self)
+        )
+        self.nesting = Nesting()
+        self.passes = 1
+        self.first_block = -1
+        """The index of the block that ran first; the next pass begins with it again."""
+        self.surprises: set[Surprise] = set()
+        self.after_broken = False
+        """Whether memory of a step that broke off was still held at its start."""
+        self.holes_seen = False
+        """Whether memory lost between tensors was looked for after its forward."""
+        self._trials: Trials | None = None
+        self._follow()
+
+    def _follow(self) -> None:
+        if self.evictor is not None:
+            self.evictor.follow(self.decision.cached.profile, self._choices)
+
+    # How blocks run
+
+    def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
+        """How the coming call of this block runs."""
+        run = self.calls.next(block)
+        option = self._choices.get(run)
+        after = self.backward.watch if self.backward.pending else None
+        if option is None:
+            option, after = self._unknown(run, after)
+        elif not self.calls.follows(run):
+            self._be_strict(run)
+            option = Option.RECOMPUTE
+        guarded = run in self.decision.cached.guarded
+        if run == self._last_planned:
+            after = _both(after, self._forward_ends)
+        collector = self.collector
+        if collector is None:
+            if after is None and not guarded:
+                return KEEP if option is Option.KEEP else RECOMPUTE
+            return Directive(option, guarded=guarded, after=after)
+        number = collector.run_begins(run, args, kwargs, keep=option is Option.KEEP)
+        return Directive(option, number, collector, self.evictor, guarded, after)
+
+    def _unknown(
+        self, run: Run, after: Callable[..., None] | None
+    ) -> tuple[Option, Callable[..., None] | None]:
+        """The plan does not know this run: it is recomputed."""
+        if run in self.cost_model.unused:
+            self._beside += 1
+            after = _both(after, _Beside(self, run))
+        elif self.has_plan and Surprise.OUT_OF_MEMORY not in self.surprises:
+            self.surprises.add(Surprise.UNKNOWN_RUN)
+        return Option.RECOMPUTE, after
+
+    def _be_strict(self, run: Run) -> None:
+        """Another run was expected: what has not run yet is recomputed. What is kept by then is
+        what the plan had kept by then."""
+        surprise = Surprise.RUNS_SKIPPED if self.calls.skipped else Surprise.OTHER_ORDER
+        self.surprises.add(surprise)
+        self._choices[run] = Option.RECOMPUTE
+        self.recompute_the_rest()
+
+    def recompute_the_rest(self) -> None:
+        """Whatever comes from now on is recomputed."""
+        self._choices = {
+            run: option if self.calls.has_come(run) else Option.RECOMPUTE
+            for run, option in self._choices.items()
+        }
+        self.plan = replace(self.plan, choices=tuple(self._choices.values()))
+        self._follow()
+
+    def ran_out(self) -> None:
+        """Memory ran out in a kept run, which is recomputed instead."""
+        self.surprises.add(Surprise.OUT_OF_MEMORY)
+        if self.collector is not None:
+            self.collector.recomputed_instead()
+        self.recompute_the_rest()
+
+    def is_used(self, run: Run) -> None:
+        """The backward comes to a run that no loss was known to use: no plan knows it."""
+        self.cost_model.unused.discard(run)
+        self.surprises.add(Surprise.UNKNOWN_RUN)
+
+    @property
+    def _last_planned(self) -> Run | None:
+        return next(reversed(self._choices), None)
+
+    def _forward_ends(self, *_: Any) -> None:
+        """The last run that the plan knows has returned."""
+        if self.evictor is not None and self.collector is not None:
+            self.collector.before_head()
+        self.when_forward_ends()
+
+    def when_forward_ends(self) -> None:
+        """Replaced where the model itself is not called."""
+
+    @property
+    def forward_is_over(self) -> bool:
+        """Whether no more passes are expected."""
+        last = self._last_planned
+        return last is not None and self.calls.has_come(last)
+
+    # Several passes
+
+    def another_pass(self, size: InputSize, *, larger: bool) -> None:
+        """One more forward begins before the backward, `larger` than what was expected."""
+        if larger:
+            self.recompute_the_rest()
+        if self.collector is not None:
+            self.size = self.size.followed_by(size)
+        self.backward.another_pass()
+        self.passes += 1
+
+    @property
+    def choices_so_far(self) -> tuple[Option, ...] | None:
+        """What its runs did until now; None if they did not come in the order of the plan."""
+        done = [self.calls.has_come(run) for run in self._choices]
+        ran = done.index(False) if False in done else len(done)
+        return None if any(done[ran:]) else tuple(self._choices.values())[:ran]
+
+    def plan_rest(self, size: InputSize, cached: CachedPlan, *, may_skip: bool) -> None:
+        """The next pass has shown how large the step is: runs still to come have another plan."""
+        self.expected, self.plan = size, cached.plan
+        if self.collector is None:
+            self.size = size
+        self.decision = replace(self.decision, cached=cached)
+        self._choices = dict(cached.choices)
+        if self.calls.expects_order:
+            to_come = [run for run in self._choices if not self.calls.has_come(run)]
+            self.calls.expect(to_come, may_skip=may_skip)
+        self._follow()
+
+    # Its end
+
+    def model_returns(self, out: Any) -> None:
+        """The model's forward is done. Where no block has shown a tensor, its output must do."""
+        if self.collector is not None:
+            self.collector.model_returns()
+        if self.backward.blind:
+            self.backward.watch((), out)
+        if not self.nesting.alone:
+            for node in nodes_of(tensors_in(out)):
+                node.register_prehook(self.goes_on)
+
+    def goes_on(self, *_: Any) -> None:
+        """This step runs on (another block, or its backward) after steps of other handles."""
+        for inner in self.nesting.goes_on():
+            if not inner.over:
+                inner.outer_goes_on(self)
+
+    def outer_goes_on(self, outer: Step) -> None:
+        """The step around this one runs again, while this one is open."""
+        self.nesting.interrupted |= not self.backward.begun
+        outer.nesting.interrupts |= self.nesting.interrupted
+        if self.collector is None:
+            return
+        if not self.nesting.interrupted:
+            self.collector.leaves_blocks()
+        elif outer.kept_anything:  # levels depend on what that was
+            self.collector.spoil()
+            outer.surprises.add(Surprise.UNKNOWN_RUN)
+
+    def _backward_arrives(self) -> None:
+        self.goes_on()
+
+    @property
+    def over(self) -> bool:
+        return self.backward.over
+
+    @property
+    def broken(self) -> bool:
+        """Whether its backward has begun and never ended."""
+        begun = self.backward.begun or (self.collector is not None and self.collector.in_backward)
+        return begun and not self.over
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether its graphs are gone, or its backward broke off: a new step comes then."""
+        return self.broken or self.backward.impossible
+
+    # What it tells
+
+    @property
+    def has_plan(self) -> bool:
+        return bool(self.plan.choices)
+
+    @property
+    def observed(self) -> bool:
+        return self.decision.observed
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it ran under a plan whose prediction is trusted."""
+        return self.has_plan and self.decision.trusted
+
+    @property
+    def tried_blocks(self) -> bool:
+        """Whether a block was tried in it: recomputed at once, with a peak of its own."""
+        return self._trials is not None and self._trials.any_since
+
+    def count_trials(self, trials: Trials) -> None:
+        """Notice blocks that are tried from now on."""
+        self._trials = trials
+
+    @property
+    def ran_as_planned(self) -> bool:
+        """Whether it had as many runs as its plan knows: fewer need less."""
+        return self.calls.count - self._beside == len(self.plan.choices)
+
+    @property
+    def done_plan(self) -> Plan:
+        """Its plan, with the runs that were evicted recomputed."""
+        evicted = None if self.evictor is None else self.evictor.evicted
+        if not evicted:
+            return self.plan
+        choices = {**self._choices, **dict.fromkeys(evicted, Option.RECOMPUTE)}
+        return replace(self.plan, choices=tuple(choices.values()))
+
+    @property
+    def kept_anything(self) -> bool:
+        return bool(self.plan.kept)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether its peak tells how good its prediction was, if it had one."""
+        told = self.has_plan and self.nesting.told_of_others
+        return told and not (self.tried_blocks or self.after_broken)
+
+    @property
+    def own_peak(self) -> int:
+        """The predicted peak of the whole process, if no other handle's step keeps anything."""
+        return self.start.in_use + self.plan.peak_bytes
+
+    @property
+    def predicted_peak(self) -> int:
+        """The predicted peak of the whole process."""
+        return max(self.own_peak, self.nesting.others_peak)
+
+    def real_peak(self, end: Reading) -> int | None:
+        """The step's peak, as far as it can be seen: if it is higher than what was before."""
+        if self.collector is not None:
+            return max(self.collector.peak, end.peak)
+        return end.peak if end.peak > self.start.peak else None
+
+
+class _Beside:
+    """Hears the backward come to a run that no loss was known to use."""
+
+    def __init__(self, step: Step, run: Run) -> None:
+        self._step = weakref.ref(step)
+        self._run = run
+
+    def __call__(self, _: Any, out: Any) -> None:
+        """The run has returned."""
+        for node in nodes_of(tensors_in(out)):
+            node.register_prehook(self._arrives)
+
+    def _arrives(self, *_: Any) -> None:
+        step = self._step()
+        if step is not None:
+            step.is_used(self._run)
+
+
+def _both(first: Callable[..., None] | None, second: Callable[..., None]) -> Callable[..., None]:
+    """One after the other."""
+    if first is None:
+        return second
+
+    def call(*args: Any) -> None:
+        first(*args)
+        second(*args)
+
+    return call
