@@ -30,7 +30,7 @@ from torch import nn
 import mimose
 from common import circumstances, parser_of, save
 from mimose.bench.workloads import PAPER_TASKS
-from mimose.memory import VARIABLES
+from mimose.memory import ALLOCATOR_VARIABLES
 from tasks import TASKS
 
 LEFT_ALONE = ("Swin", "wav2vec2", "Qwen2-bf16", "ViT-autocast", "BART", "QA-Bert")
@@ -338,7 +338,9 @@ def unused(message: str, budget: int) -> dict[str, Any]:
 
 
 def in_a_process(name: str, steps: int, allocator: str) -> dict[str, Any]:
-    environment = {key: value for key, value in os.environ.items() if key not in VARIABLES}
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ALLOCATOR_VARIABLES
+    }
     done = subprocess.run(
         [sys.executable, __file__, "--one", name, str(steps), allocator],
         env=environment,

@@ -79,18 +79,30 @@ def _allocator() -> Iterator[Claim]:
         ".0f",
     )
     held = max(case["held_over_budget"] for case in ours.values())
+    exceeded = between((100 * case["plain_exceeds"] for case in ours.values()), ".0f")
     yield Claim(
         README,
-        f"{len(ours)} models of different kinds, {steps} steps each in a process of its own, "
-        f"started with an empty environment (commit {result['commit'][:7]}): no out-of-memory in "
-        f"{steps * len(ours):,} steps, at most {held:.3f} of the budget held, and a reserve of "
-        f"{reserves} % at the end.",
+        f"| {len(ours)} models for text, images and speech, {steps} steps each under a hard limit; "
+        f"plain training exceeds these budgets on {exceeded} % of the steps | no out-of-memory in "
+        f"{steps * len(ours):,} steps, at most {held:.3f} of the budget held | "
+        f"{result['commit'][:7]} |",
     )
     yield Claim(
-        README,
-        f'With `allocator="leave"`, PyTorch\'s own settings, the reserve came to {larger} % on '
-        f"{len(left) - len(failing)} of {len(left)} of them, and on wav2vec2 memory ran out in "
-        f"{lost['wav2vec2']} of {steps} steps whatever the reserve.",
+        PAGE,
+        f"(`allocator.py`, commit {result['commit'][:7]}). {len(ours)} models of different kinds "
+        f"ran for {steps} steps each",
+    )
+    yield Claim(
+        PAGE,
+        f"No step of {steps * len(ours):,} ran out of memory, at most {held:.3f} of the budget was "
+        f"held, and the reserve at the end was {reserves} %.",
+    )
+    most = 100 * left["wav2vec2"]["most_reserve_share"]
+    yield Claim(
+        PAGE,
+        f"the reserve rose to {larger} % on {len(left) - len(failing)} of {len(left)} models. On "
+        f"the sixth, wav2vec2, memory ran out in {lost['wav2vec2']} of {steps} steps although the "
+        f"reserve grew to {most:.0f} %.",
     )
 
 
@@ -99,8 +111,8 @@ def _planning() -> Iterator[Claim]:
     plain, autocast = (
         _loaded(f"2026-11-16-h200-planner_quality{kind}") for kind in ("", "_autocast")
     )
-    yield Claim(README, f"(commit {plain['commit']}):")
-    yield Claim(README, _half_tight(plain))
+    yield Claim(PAGE, f"(`planner_quality.py`, commit {plain['commit']})")
+    yield Claim(PAGE, _half_tight(plain))
     runs, cast = (
         [(task, run) for task, of in result["tasks"].items() for run in of["runs"].values()]
         for result in (plain, autocast)
@@ -109,24 +121,21 @@ def _planning() -> Iterator[Claim]:
     assert not any(s["out_of_memory"] for s in summaries)
     under = max(prediction_errors(run)[0] for _, run in runs + cast)
     over, over_cast = (max(prediction_errors(run)[1] for _, run in of) for of in (runs, cast))
-    yield Claim(README, f"Over all {len(summaries)} runs")
-    yield Claim(
-        README,
-        f"no out-of-memory, predicted peaks under the real ones by {under:.2%} at worst and "
-        "over by "
-        f"{over:.1%} on average at most ({over_cast:.1%} under autocast), recompute time at most "
-        f"{max(s['recompute_over_oracle'] for s in summaries):.3f} times the oracle's, and "
-        f"{max(s['could_keep_more'] for s in summaries):.1%} of the steps at most".replace(
-            "%", " %"
-        ),
+    yield Claim(PAGE, f"All {len(summaries)} runs together have budgets")
+    words = (
+        f"Predicted peaks were at most {under:.2%} below the real ones, and on average at most "
+        f"{over:.1%} above them ({over_cast:.1%} under autocast). Recompute time was at most "
+        f"{max(s['recompute_over_oracle'] for s in summaries):.3f} times the oracle's, and at most "
+        f"{max(s['could_keep_more'] for s in summaries):.1%} of the steps of a run"
     )
+    yield Claim(PAGE, words.replace("%", " %"))
     cached, new = (
         [s[name]["median"] for s in summaries if s[name]]
         for name in ("cached_plan_us", "new_plan_us")
     )
     yield Claim(
-        README,
-        f"a plan from the cache takes {between(cached, '.0f', ' to ')} µs, and a new one "
+        PAGE,
+        f"a plan from the cache took {between(cached, '.0f', ' to ')} µs and a new plan "
         f"{between([us / 1e3 for us in new], '.2f', ' to ')} ms",
     )
     shares: dict[str, list[float]] = {"SFT-Llama": [], "QA-XLNet": [], "": []}
@@ -136,9 +145,9 @@ def _planning() -> Iterator[Claim]:
             shares[task].append(100 * _reserve(run))
     held = between(shares["QA-XLNet"])
     yield Claim(
-        README,
-        f"The reserve came to {between(shares[''])} % of the budgets, to "
-        f"{between(100 * _reserve(run) for _, run in cast)} % under autocast and to {held} % for "
+        PAGE,
+        f"The reserve at the end was {between(shares[''])} % of the budget, "
+        f"{between(100 * _reserve(run) for _, run in cast)} % under autocast and {held} % for "
         "XLNet",
     )
     first, second, third = shares["SFT-Llama"]
@@ -151,7 +160,7 @@ def _reserve(run: dict[str, Any]) -> float:
 
 
 def _half_tight(result: dict[str, Any]) -> str:
-    """README's table."""
+    """The table of budgets that plain training exceeds on half of the steps."""
     header = ["task", "budget, GiB", "out of memory", "most held / budget", "reserve"]
     header += ["recompute time / oracle's", "peak under-predicted, worst", "over-predicted, mean"]
     rows = []
@@ -175,11 +184,15 @@ def _half_tight(result: dict[str, Any]) -> str:
 
 def _first_steps() -> Iterator[Claim]:
     """Short runs, while little is known."""
-    runs = _loaded("2026-11-16-h200-first_steps")["runs"]
+    result = _loaded("2026-11-16-h200-first_steps")
+    runs = result["runs"]
     assert not any(run["failed"] for run in runs)
-    steps = sum(run["steps"] for run in runs)
-    yield Claim(README, f"In {len(runs)} short runs of three of these tasks in random order,")
-    yield Claim(README, f"{steps:,} steps: no out-of-memory either")
+    yield Claim(
+        PAGE,
+        f"(`first_steps.py`, commit {result['commit']}). {len(runs)} short runs of three of these "
+        f"tasks took their lengths in random order: no step of {sum(r['steps'] for r in runs):,} "
+        "ran out of memory",
+    )
 
 
 def _promise() -> Iterator[Claim]:
@@ -189,14 +202,14 @@ def _promise() -> Iterator[Claim]:
     assert not any(case["lost"] for case in cases.values())
     assert sum(case["recoveries"] for case in cases.values()) == 1
     surprising = sum(cases[name]["steps"] for name in ("regimes", "rows", "detector"))
-    yield Claim(README, f"{sum(c['steps'] for c in cases.values()):,} steps under a hard cap")
-    yield Claim(README, f"{surprising:,} of them in runs with surprises")
     most = max(case["held_over_budget"] for case in cases.values())
     yield Claim(
-        README,
-        f"none lost, one recovery, and never more than {most:.4f} of the budget held (commit "
-        f"{promise['commit']})",
+        PAGE,
+        f"(`promise.py`, commit {promise['commit']}). {sum(c['steps'] for c in cases.values()):,} "
+        f"steps ran under a hard limit with `handle.retry`, {surprising:,} of them in runs with "
+        "surprises",
     )
+    yield Claim(PAGE, f"one recovery was needed, and at most {most:.4f} of the budget was held")
 
 
 def _fragments() -> Iterator[Claim]:
@@ -206,12 +219,12 @@ def _fragments() -> Iterator[Claim]:
     xlnet = [run for run in pinned if run["task"] == "QA-XLNet"]
     others = [run for run in pinned if run["task"] != "QA-XLNet"]
     holes = [100 * at["unusable"] / run["budget"] for run in xlnet for at in run["at_failure"]]
+    yield Claim(PAGE, f"(`fragmentation.py`, commit {fragments['commit']})")
     yield Claim(
-        README,
-        f"memory ran out in {_failed(xlnet)} steps of XLNet, with "
-        f"{between(holes, '.1f', ' to ')} % "
-        f"of the budget in holes that filled no page, and in {_failed(others)} of the others "
-        f"(commit {fragments['commit']})",
+        PAGE,
+        f"memory ran out in {_failed(xlnet)} steps of XLNet, while "
+        f"{between(holes, '.1f', ' to ')} % of the budget lay in holes that filled no page. On the "
+        f"other tasks it ran out in {_failed(others)} steps",
     )
     seen = [100 * at["unusable"] / run["budget"] for run in xlnet for at in run["after_forward"]]
     yield Claim(HOW_IT_WORKS, f"between {between(seen, '.0f', ' and ')} % of the budget for XLNet")
@@ -225,20 +238,27 @@ def _small_costs() -> Iterator[Claim]:
     """What a kept step, a recompute and a kept block cost."""
     step = _loaded("2026-11-16-h200-step_cost")
     added, plain = step["added_seconds"]["mimose"], step["plain_seconds"]["median"]
-    cost = f"{1e3 * added['median']:.2f} ms of a step of {1e3 * plain:.1f} ms with BERT-base"
-    quartiles = f"{1e3 * added['q1']:.2f} and {1e3 * added['q3']:.2f} ms; commit {step['commit']}"
-    yield Claim(README, cost)
-    yield Claim(README, f"the quartiles are {quartiles}")
-    yield Claim(LIMITS, f"{cost} on an H200 at commit {step['commit']}")
+    cost, whole = f"{1e3 * added['median']:.2f} ms", f"a step of {1e3 * plain:.1f} ms"
+    quartiles = f"{1e3 * added['q1']:.2f} and {1e3 * added['q3']:.2f} ms"
+    commit = step["commit"]
+    yield Claim(README, f"{cost} of {whole} | {commit} |")
+    yield Claim(
+        PAGE,
+        f"mimose adds {cost} to {whole} with BERT-base (median; the quartiles are {quartiles}; "
+        f"`step_cost.py`, commit {commit})",
+    )
+    yield Claim(LIMITS, f"{cost} to {whole} with BERT-base on an H200 (commit {commit})")
 
     recompute = _loaded("2026-11-15-h200-recompute_cost")
     cases = recompute["cases"]
     small, large = (cases[f"BERT-base {n}"]["added_ratio"] for n in ("32×30", "96×448"))
     kept = recompute["kept_block"]["microseconds"]["median"]
-    yield Claim(README, f"(BERT-base 32×30): adds {small:.2f} of what torch's checkpoint adds")
     yield Claim(
-        README,
-        f"(96×448): {large:.2f}. A kept block costs {kept:.1f} µs (commit {recompute['commit']})",
+        PAGE,
+        f"(`recompute_cost.py`, commit {recompute['commit']}). With every block recomputed, mimose "
+        f"adds {small:.2f} of the time that torch's checkpoint adds where launches are the limit "
+        f"(BERT-base 32×30), and {large:.2f} of it where arithmetic is the limit (96×448). A kept "
+        f"block costs {kept:.1f} µs",
     )
 
 
@@ -248,13 +268,20 @@ def _trainer() -> Iterator[Claim]:
     theirs, plainly = (sft["summary"][f"mimose_over_{name}"] for name in ("checkpointing", "plain"))
     held = max(run["held"] for run in sft["runs"]["plain"]) / 2**30
     assert sft["summary"]["largest_loss_difference"]["mimose"] == 0
+    steps, budget = len(sft["runs"]["plain"][0]["losses"]), sft["budget"] / 2**30
+    faster = f"{theirs[0]:.2f} and {theirs[1]:.2f} of the time of `gradient_checkpointing=True`"
+    slower = f"{plainly[0]:.2f} and {plainly[1]:.2f} of"
     yield Claim(
         README,
-        f"{theirs[0]:.2f} and {theirs[1]:.2f} of the time of `gradient_checkpointing=True` in two "
-        f"rounds, {plainly[0]:.2f} and {plainly[1]:.2f} of plain training, which holds {held:.1f} "
-        f"GiB where mimose stays within {sft['budget'] / 2**30:.2f}; the logged losses are "
-        "the same "
-        f"(commit {sft['commit']})",
+        f"two rounds of {steps} steps | {faster}, {slower} that of plain training, which holds "
+        f"{held:.1f} GiB where mimose stays within {budget:.2f} GiB | {sft['commit']} |",
+    )
+    yield Claim(PAGE, f"(`trainer_sft.py`, commit {sft['commit']}). {steps} steps of an SFT-like")
+    yield Claim(
+        PAGE,
+        f"took {faster} in two rounds, and {slower} the time of plain training. Plain training "
+        f"held {held:.1f} GiB; mimose stayed within {budget:.2f} GiB. The logged losses are the "
+        "same",
     )
 
 

@@ -17,6 +17,7 @@ import torch
 import mimose
 from common import circumstances, parser_of, save
 from mimose.bench.circumstances import settle_device
+from mimose.bench.measuring import LatestStep
 from planner_quality import Bench
 from tasks import TASKS
 
@@ -26,25 +27,30 @@ def run(bench: Bench, budget: int, seed: int, steps: int) -> dict[str, Any]:
     random.Random(seed).shuffle(lengths)
     model, optimizer = bench.fresh()
     retries = bench.meter.read().retries
-    failed, reserves = [], []
+    failed, latest = [], LatestStep()
     with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
+        handle.subscribe(latest)
         for number, length in enumerate(lengths[:steps]):
-            reserve = handle._engine.setting.reserve.bytes if handle._engine.setting else None
+            done = False
             try:
                 bench.step(model, optimizer, length)
+                done = True
             except torch.OutOfMemoryError:
+                pass  # tidied up below, where the exception no longer holds on to the step's frames
+            if not done:
+                reserve = None if latest.start is None else latest.start.reserve_bytes
                 failed.append({"step": number, "length": length, "reserve": reserve})
                 optimizer.zero_grad()
                 gc.collect()
-            reserves.append(reserve)
+    stats = handle.stats()
     return {
         "budget": budget,
         "seed": seed,
         "steps": steps,
         "failed": failed,
-        "reserve": reserves[-1],
+        "reserve": stats.reserve_bytes,
         "retries": bench.meter.read().retries - retries,
-        "observed_steps": handle.stats().observed_steps,
+        "observed_steps": stats.observed_steps,
     }
 
 

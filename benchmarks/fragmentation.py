@@ -2,7 +2,8 @@
 
     python benchmarks/fragmentation.py --out results.json --task QA-XLNet --budget 5.56
 
-mimose trains under a hard cap with a reserve that is pinned. After some forwards, and whenever
+mimose trains under a hard cap, and once it knows what blocks cost, plans leave the same reserve
+free throughout. After some forwards, and whenever
 memory runs out, the allocator is asked for a snapshot: bytes in free ranges count as lost where
 they fill no whole page, since only whole pages can be given back and used elsewhere.
 """
@@ -17,24 +18,28 @@ import torch
 import mimose
 from common import circumstances, parser_of, save
 from mimose.bench.circumstances import settle_device
-from mimose.memory import Reserve
+from mimose.costs import Profile
+from mimose.planning import Optimal, Plan, Planner
 from planner_quality import Bench
 from tasks import TASKS
 
 _LOOK_EVERY = 4
 
 
-class PinnedReserve(Reserve):
-    """Always the same share of the budget."""
+class PinnedReserve(Planner):
+    """The best plan that leaves this much of the budget free, whatever reserve mimose has learned.
 
-    share = 0.03
+    It is given what the learned reserve leaves: the difference between the two is added.
+    """
 
-    def __init__(self, budget_bytes: int) -> None:
-        super().__init__(budget_bytes)
-        self._settle()
+    def __init__(self, reserve_bytes: int) -> None:
+        self._bytes = reserve_bytes
+        self.handle: mimose.Mimose | None = None
 
-    def _settle(self) -> None:
-        self.bytes = int(self.share * self._budget)
+    def plan(self, profile: Profile, available_bytes: int) -> Plan:
+        learned = None if self.handle is None else self.handle.stats().reserve_bytes
+        more = 0 if learned is None else learned - self._bytes
+        return Optimal().plan(profile, available_bytes + more)
 
 
 def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]:
@@ -49,8 +54,9 @@ def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]
         failures.append({**now, "wanted": wanted, "unusable": bench.meter.lost_bytes()})
 
     torch._C._cuda_attach_out_of_memory_observer(failing)
-    handle = mimose.auto_checkpoint(model, budget, enforce=True)
-    failed, rescued, after_forward = [], 0, []
+    planner = PinnedReserve(int(share * budget))
+    planner.handle = handle = mimose.auto_checkpoint(model, budget, enforce=True, planner=planner)
+    failed, after_forward = [], []
     for number, length in enumerate(bench.lengths):
         batch = bench.task.batch(length, "cuda")
         now = {"step": number, "length": length, "where": "forward"}
@@ -66,7 +72,6 @@ def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]
         gc.collect()
         optimizer.step()
         optimizer.zero_grad()
-        rescued += bool(getattr(handle._engine._last_step, "ran_out", False))
     handle.detach()
     return {
         "task": task,
@@ -75,7 +80,7 @@ def measured(task: str, budget: int, share: float, steps: int) -> dict[str, Any]
         "page_bytes": bench.meter.page_bytes,
         "steps": steps,
         "failed": failed,
-        "rescued": rescued,
+        "rescued": handle.stats().recoveries,
         "retries": bench.meter.read().retries - retries,
         "after_forward": after_forward,
         "at_failure": failures,
@@ -92,8 +97,6 @@ def main() -> None:
     if settle_device(None) != "cuda":
         raise SystemExit("fragments are CUDA's: this needs a GPU")
     around = circumstances(options.allow_dirty)
-    PinnedReserve.share = options.reserve
-    mimose.training.setting.reserve_for = lambda budget, _: PinnedReserve(budget)
     budget = int(options.budget * 2**30)
     run = measured(options.task, budget, options.reserve, options.steps)
     save({"benchmark": "fragmentation", **around, "runs": [run]}, options.out)

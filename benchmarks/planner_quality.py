@@ -20,11 +20,12 @@ import torch
 import mimose
 from common import circumstances, parser_of, save, spread
 from mimose.bench.circumstances import settle_device
-from mimose.costs import StepObservation, peak, recompute_nanoseconds
+from mimose.bench.measuring import LatestStep, Observer
+from mimose.costs import StepObservation, extra_nanoseconds
 from mimose.estimation import with_shared_times
 from mimose.memory import meter_for
 from mimose.planning import Optimal, RecomputeAll
-from mimose.training import ObservedStep, PlannedStep
+from mimose.training import StepRecord, StepStart
 from tasks import TASKS, Task
 
 
@@ -76,30 +77,26 @@ class Bench:
     def exact_profiles(self) -> dict[int, StepObservation]:
         """Every length observed: what an oracle knows."""
         model, optimizer = self.fresh()
-        handle = mimose.auto_checkpoint(model, "100%", planner="recompute_all")
-        handle._engine._planned = lambda *_: None  # observe, never plan
+        observer = Observer(model)
         seen: dict[int, StepObservation] = {}
         order = sorted(set(self.lengths), reverse=True)
         for length in [order[0], *order]:
             self.step(model, optimizer, length)
-            step = handle._engine._step
-            assert isinstance(step, ObservedStep)
-            observation = step.collector.observation(step.size)
+            observation = observer.observation()
             if observation is not None:
                 # Equal blocks share their time, or the oracle would choose by the clock's noise.
                 seen[length] = with_shared_times(observation)
-        handle.detach()
+        observer.detach()
         return seen
 
     def train(self, budget: int, oracle: dict[int, StepObservation]) -> dict[str, Any]:
         model, optimizer = self.fresh()
         retries = self.meter.read().retries
-        handle = mimose.auto_checkpoint(model, budget, enforce=True)
+        handle, latest = mimose.auto_checkpoint(model, budget, enforce=True), LatestStep()
+        handle.subscribe(latest)
         rows, out_of_memory, held = [], 0, 0
         for length in self.lengths:
-            reserve = handle._engine.setting.reserve.bytes if handle._engine.setting else 0
-            hits, retried = handle._engine.scheduler.cache.hits, self.meter.read().retries
-            spent = handle._stats.planning_seconds
+            retried = self.meter.read().retries
             try:
                 seconds, highest = self.step(model, optimizer, length)
             except torch.OutOfMemoryError:
@@ -107,14 +104,21 @@ class Bench:
                 optimizer.zero_grad()
                 continue
             held = max(held, self.meter.read().peak_held)
-            row = {"length": length, "seconds": seconds, "peak": highest, "planned": False}
-            row["planning_us"] = (handle._stats.planning_seconds - spent) * 1e6
-            row["retries"] = self.meter.read().retries - retried
-            row["from_cache"] = handle._engine.scheduler.cache.hits > hits
-            step = handle._engine._step
-            if isinstance(step, PlannedStep):
-                row.update(self._judged(handle, step, oracle[length], reserve))
-            rows.append(row)
+            start, record = latest.start, latest.record
+            assert start is not None
+            assert record is not None
+            rows.append(
+                {
+                    "length": length,
+                    "seconds": seconds,
+                    "peak": highest,
+                    "planned": False,
+                    "planning_us": start.planning_seconds * 1e6,
+                    "retries": self.meter.read().retries - retried,
+                    "from_cache": not record.new_plan,
+                    **judged(budget, start, record, oracle[length]),
+                }
+            )
         stats = handle.stats()
         handle.detach()
         return {
@@ -123,34 +127,32 @@ class Bench:
             "peak_held": held,
             "observed_steps": stats.observed_steps,
             "reserve": stats.reserve_bytes,
-            "margin": stats.margin,
+            "evictions": stats.evictions,
             "leave_one_out_error": stats.prediction_error,
             "retries": self.meter.read().retries - retries,
             "rows": rows,
         }
 
-    def _judged(
-        self, handle: Any, step: PlannedStep, truth: StepObservation, reserve: int
-    ) -> dict[str, Any]:
-        """A planned step beside the plan that exact knowledge would have made of the same bytes."""
-        available = handle.budget_bytes - reserve - step.start.in_use
-        exact = truth.profile().in_step(truth.born_bytes, 0, handle._engine.setting.gradients.bytes)
-        best = Optimal().plan(exact, available)
-        ours, predicted = step.plan, step.predicted_peak
-        known = handle._engine.scheduler.cost_model.predict(step.size)
-        if not step.exact and known is not None:  # else a larger size's plan, and its prediction
-            known = known.in_step(truth.born_bytes, 0, handle._engine.setting.gradients.bytes)
-            predicted = step.start.in_use + peak(known, ours.recompute)
-        return {
-            "planned": True,
-            "predicted": predicted,
-            "reserve": reserve,
-            "recomputes": any(ours.recompute),
-            "kept": ours.kept,
-            "best_kept": best.kept,
-            "recompute_ns": recompute_nanoseconds(exact, ours.recompute),
-            "best_recompute_ns": recompute_nanoseconds(exact, best.recompute),
-        }
+
+def judged(
+    budget: int, start: StepStart, record: StepRecord, truth: StepObservation
+) -> dict[str, Any]:
+    """A planned step beside the plan that exact knowledge would have made of the same bytes."""
+    ours = record.plan
+    if ours is None or record.observed:
+        return {}
+    exact = truth.profile.in_step(truth.conditions)
+    best = Optimal().plan(exact, budget - start.reserve_bytes - start.reading.in_use)
+    return {
+        "planned": True,
+        "predicted": None if record.is_bound else record.predicted_peak_bytes,
+        "reserve": start.reserve_bytes,
+        "recomputes": not ours.keeps_all,
+        "kept": ours.kept,
+        "best_kept": best.kept,
+        "recompute_ns": extra_nanoseconds(exact, ours.choices),
+        "best_recompute_ns": extra_nanoseconds(exact, best.choices),
+    }
 
 
 def summary(run: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +162,9 @@ def summary(run: dict[str, Any]) -> dict[str, Any]:
     unseen = [
         row
         for row in planned
-        if row["length"] not in observed and min(observed) <= row["length"] <= max(observed)
+        if row["predicted"] is not None
+        and row["length"] not in observed
+        and min(observed) <= row["length"] <= max(observed)
     ]
     errors = [(row["predicted"] - row["peak"]) / row["peak"] for row in unseen] or [0.0]
     ours = sum(row["recompute_ns"] for row in planned)
@@ -208,7 +212,7 @@ def main() -> None:
         model, _ = bench.fresh()
         parameters = sum(p.nbytes for p in model.parameters())
         del model, _
-        profile = largest.profile().in_step(largest.born_bytes, 0, parameters)
+        profile = largest.profile.in_step(largest.conditions)
         needed, fixed = RecomputeAll().plan(profile, 0), 3 * parameters
         results["tasks"][name] = task = {"lengths": bench.lengths, "runs": {}}
         floor = int(1.05 * (needed.peak_bytes + fixed))

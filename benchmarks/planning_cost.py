@@ -2,9 +2,9 @@
 
     python benchmarks/planning_cost.py --out results.json
 
-The first two on a live session of a 12-block model, beside the reading of memory in use, which is
-given too. Called again and again, so with warm processor caches: `planner_quality.py` has the times
-inside real steps, where they are a few times longer.
+The first two by what was observed of a 12-block model, beside the reading of memory in use, which
+is given too. Called again and again, so with warm processor caches: `planner_quality.py` has the
+times inside real steps, where they are a few times longer.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from typing import Any
 
 import torch
 
-import mimose
 from common import bert_base, circumstances, parser_of, save, spread
-from mimose.costs import InputSize, Profile, RunCost, peak
+from mimose.bench.measuring import Observer
+from mimose.costs import InputSize, Option, Profile, RunCost, peak
 from mimose.planning import Optimal
+
+NEW_LENGTHS = [n for n in range(62, 158, 2) if n % 10]
+"""Between those that are observed."""
 
 
 def microseconds(call: Callable[[], Any], calls: int = 300, repeats: int = 15) -> dict[str, float]:
@@ -32,63 +35,77 @@ def microseconds(call: Callable[[], Any], calls: int = 300, repeats: int = 15) -
     return spread(times)
 
 
+def batch_of(length: int, device: str) -> dict[str, torch.Tensor]:
+    ids = torch.randint(5, 1000, (8, length), device=device)
+    return {"input_ids": ids, "labels": torch.zeros(8, dtype=torch.long, device=device)}
+
+
 def session_costs(device: str) -> dict[str, Any]:
     torch.manual_seed(0)
     model = bert_base(hidden_size=64, num_attention_heads=2, intermediate_size=128)
     model = model.to(device).train()
-    handle = mimose.auto_checkpoint(model, "100%")
-
-    def batch(length: int) -> dict[str, torch.Tensor]:
-        ids = torch.randint(5, 1000, (8, length), device=device)
-        return {"input_ids": ids, "labels": torch.zeros(8, dtype=torch.long, device=device)}
-
-    handle._engine._planned = lambda *_: None  # observe first
-    for length in (160, 60, 90, 120, 140, 100, 80):
-        model(**batch(length)).loss.backward()
+    observer = Observer(model, Optimal())
+    for length in (160, 160, 60, 90, 120, 140, 100, 80):  # the first observation does not count
+        model(**batch_of(length, device)).loss.backward()
         model.zero_grad()
-    del handle._engine._planned
-    handle._engine.read_observations()
-    setting = handle._engine.setting
+    seen, engine = observer.observation(), observer.engine
+    setting, scheduler = engine.setting, engine.scheduler
+    assert seen is not None
     assert setting is not None
-    reading, size = setting.meter.read(), handle._engine.size_of((), batch(111))
-    profile = handle._engine.scheduler.cost_model.predict(size)
-    assert profile is not None
-    low, high = (peak(profile, [again] * 12) for again in (True, False))
-    in_use = setting.budget_bytes - setting.reserve.bytes - (low + high) // 2
-    scheduler, tight = handle._engine.scheduler, reading._replace(in_use=in_use)
+    batches = {n: batch_of(n, device) for n in (111, *NEW_LENGTHS)}
+    sizes = {n: engine.size_of((), batch, engine.argument_names) for n, batch in batches.items()}
+    reading, size = setting.meter.read(), sizes[111]
+    prediction = scheduler.cost_model.predict(size)
+    assert prediction is not None
+    low, high = extremes(prediction.profile)
+    tight = reading._replace(in_use=setting.available(0) - (low + high) // 2)
 
-    def decided_anew() -> None:
-        """As if nothing had been planned or predicted since the last observation."""
-        scheduler.cache.clear()
-        for estimator in scheduler.cost_model._estimators.values():
-            estimator._told.clear()
-        decision = scheduler.decide(setting, size, tight, 0)
-        assert decision is not None
-        assert decision.new
+    def decided_anew() -> float:
+        """Microseconds for a size of which nothing was predicted since the last observation."""
+        scheduler.learn(seen)
+        began = time.perf_counter()
+        for n in NEW_LENGTHS:
+            assert scheduler.decide(setting, sizes[n], tight).new
+        return (time.perf_counter() - began) / len(NEW_LENGTHS) * 1e6
 
     costs = {
         "blocks": 12,
         "reading_us": microseconds(setting.meter.read),
-        "size_us": microseconds(lambda: handle._engine.size_of((), batch_111)),
-        "cached_plan_us": microseconds(lambda: handle._engine._planned(setting, size, reading)),
-        "new_plan_us": microseconds(decided_anew, calls=50),
+        "size_us": microseconds(lambda: engine.size_of((), batches[111], engine.argument_names)),
+        "cached_plan_us": microseconds(lambda: scheduler.decide(setting, size, reading)),
+        "new_plan_us": spread([decided_anew() for _ in range(15)]),
     }
-    handle.detach()
+    observer.detach()
     return costs
 
 
-batch_111 = {"input_ids": torch.zeros(8, 111), "labels": torch.zeros(8)}
+def extremes(profile: Profile) -> tuple[int, int]:
+    """The peaks of a step with every block recomputed, and with every block kept."""
+    runs = len(profile.runs)
+    return peak(profile, [Option.RECOMPUTE] * runs), peak(profile, [Option.KEEP] * runs)
 
 
 def chain(runs: int, draw: random.Random) -> Profile:
     """Blocks that all differ."""
-    costs, level = [], 0
+    costs, level, boundary = [], 0, 0
     for _ in range(runs):
         saved = draw.randint(50, 1000) * 10**6
         spike, time_ns = saved + draw.randint(0, 200) * 10**6, draw.randint(100, 900) * 10**3
         back, out = draw.randint(0, 300) * 10**6, draw.randint(5, 50) * 10**6
-        costs.append(RunCost(level, level + spike, level, saved, spike, back, 0, 0, 0, time_ns))
-        level += out
+        costs.append(
+            RunCost(
+                boundary=boundary,
+                forward_peak=spike,
+                backward_entry=0,
+                saved=saved,
+                recompute_peak=spike,
+                backward_peak=back,
+                output_saved=0,
+                droppable_input=0,
+                nanoseconds=time_ns,
+            )
+        )
+        level, boundary = level + out, out
     return Profile(InputSize((("x", 1),), (1,)), tuple(costs), level, level)
 
 
@@ -97,7 +114,7 @@ def different_blocks(runs: int = 96, chains: int = 40) -> dict[str, Any]:
     times = []
     for _ in range(chains):
         profile = chain(runs, draw)
-        low, high = (peak(profile, [again] * runs) for again in (True, False))
+        low, high = extremes(profile)
         available = int(low + (high - low) * draw.random())
         began = time.perf_counter()
         Optimal().plan(profile, available)

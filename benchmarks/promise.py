@@ -227,14 +227,13 @@ def train(case: Case, steps: int, deadline: float) -> dict[str, Any]:
         "budget": budget,
         "lost": lost,
         "recoveries": stats.recoveries,
-        "corrections": stats.corrections,
+        "evictions": stats.evictions,
         "observed_steps": stats.observed_steps,
         "planned_steps": stats.planned_steps,
         "runs_recomputed": stats.runs_recomputed,
         "runs_kept": stats.runs_kept,
         "held_over_budget": held / budget,
         "reserve_share": (stats.reserve_bytes or 0) / budget,
-        "margin": stats.margin,
         "allocator_retries": after.retries - before.retries,
     }
 

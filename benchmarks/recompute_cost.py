@@ -17,10 +17,12 @@ from torch import nn
 
 from common import bert_base, circumstances, llama_1b, parser_of, save, spread
 from mimose.interception import (
+    KEEP,
     RECOMPUTE_EVERYTHING,
     Attachment,
     Block,
     BlockInterceptor,
+    Directive,
     find_blocks,
 )
 
@@ -132,8 +134,11 @@ def measure(case: Any, device: str, rounds: int, warmup: int = 5) -> dict[str, A
 
 
 class _Keep:
-    def recompute(self, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> bool:
-        return False
+    def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
+        return KEEP
+
+    def ran_out(self, block: int) -> None:
+        raise AssertionError("no block is guarded here")
 
 
 class _Nothing(nn.Module):

@@ -2,9 +2,9 @@
 
     python benchmarks/step_cost.py --out results.json
 
-Four models of one kind take turns step by step: plain; with seats on its blocks that always keep (a
-plan played back); with mimose, far from the limit; and with mimose as near the limit, where kept
-blocks are guarded and memory is read at the end. Reported is what each adds to plain training.
+Four models of one kind take turns step by step: plain; with interceptors on its blocks that always
+keep (a plan played back); with mimose, far from the limit; and with mimose near the limit, where
+kept blocks are guarded and memory is read at the end. Reported is what each adds to plain training.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from torch import nn
 import mimose
 from common import bert_base, circumstances, parser_of, save, spread
 from mimose.bench.playback import Playback
+from mimose.costs import Option
 from mimose.interception import Attachment, find_blocks
-from mimose.memory import Reserve, set_up_for_good
+from mimose.memory import configure_for_process
+
+Batch = dict[str, torch.Tensor]
 
 LENGTHS = (144, 146, 148, 150)
 SMALL = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
@@ -33,20 +36,25 @@ class _Plain:
         self.model: nn.Module = bert_base(**({} if device == "cuda" else SMALL)).to(device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
 
-    def step(self, batch: dict[str, torch.Tensor]) -> None:
+    def step(self, batch: Batch) -> None:
         self.model(**batch).loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
+    def warm_up(self, batches: dict[int, Batch]) -> None:
+        """Every length several times, the longest first: observed, then planned."""
+        for n in (max(LENGTHS), *LENGTHS, *LENGTHS, *LENGTHS):
+            self.step(batches[n])
 
-class _Seats(_Plain):
+
+class _Interceptors(_Plain):
     def __init__(self, device: str) -> None:
         super().__init__(device)
         blocks = find_blocks(self.model)
-        self.playback, self.plan = Playback(), {(k, 0): False for k in range(len(blocks))}
+        self.playback, self.plan = Playback(), {(k, 0): Option.KEEP for k in range(len(blocks))}
         self.attachment = Attachment(self.model, blocks, self.playback)
 
-    def step(self, batch: dict[str, torch.Tensor]) -> None:
+    def step(self, batch: Batch) -> None:
         self.playback.begin(self.plan)
         super().step(batch)
 
@@ -58,21 +66,23 @@ class _Mimose(_Plain):
 
 
 class _NearTheLimit(_Mimose):
-    """Once plans are made, the budget becomes what the longest batch needs, and the reserve."""
+    """A first run tells what the longest batch needs; the budget is that, and 4 % more."""
 
-    def step(self, batch: dict[str, torch.Tensor]) -> None:
-        super().step(batch)
-        setting, stats = self.handle._engine.setting, self.handle._stats
-        predicted = stats.last_predicted_peak_bytes
-        if setting is not None and predicted is not None and batch["input_ids"].shape[1] == 150:
-            budget = int(predicted / 0.96)
-            if budget < setting.budget_bytes // 2:
-                setting.budget_bytes, setting.reserve = budget, Reserve(budget)
+    def warm_up(self, batches: dict[int, Batch]) -> None:
+        super().warm_up(batches)
+        self.step(batches[max(LENGTHS)])
+        predicted = self.handle.stats().last_predicted_peak_bytes
+        if predicted is None:
+            raise SystemExit("nothing is predicted after the warm-up: no budget can be chosen")
+        self.handle.detach()
+        budget = int(predicted / 0.96)
+        self.handle = mimose.auto_checkpoint(self.model, budget, planner="keep_all")
+        super().warm_up(batches)
 
 
 WAYS: dict[str, type[_Plain]] = {
     "plain": _Plain,
-    "seats that keep": _Seats,
+    "interceptors that keep": _Interceptors,
     "mimose": _Mimose,
     "mimose near the limit": _NearTheLimit,
 }
@@ -88,8 +98,7 @@ def measure(device: str, rounds: int) -> dict[str, Any]:
         for n in LENGTHS
     }
     for way in ways.values():
-        for n in (150, *LENGTHS, *LENGTHS, *LENGTHS):  # observed, then planned
-            way.step(batches[n])
+        way.warm_up(batches)
     gc.collect()
     gc.freeze()
     draw = random.Random(0)
@@ -124,7 +133,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=300)
     options = parser.parse_args()
-    set_up_for_good()
+    configure_for_process()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     results = {
         "benchmark": "step_cost",
