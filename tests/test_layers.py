@@ -23,6 +23,7 @@ LAYERS = [
     "training",
     "reporting",
     "api",
+    "comparison",
     "integrations",
     "bench",
     "cli",

@@ -1,0 +1,8 @@
+"""The rest of the field on the same costs: other planners and DTR, simulated.
+
+What one choice for each block cannot express (segments, nested recomputes, eviction of single
+operators) is a schedule or a trace here, with its peak and its time. For comparing, not for
+training: no other package imports this one, except for the command line.
+"""
+
+__all__: list[str] = []
