@@ -145,6 +145,6 @@ def test_the_reserve_learns_from_what_forwards_lose() -> None:
     lost = handle._engine.setting.meter.lost_bytes()
     assert lost is not None
     for _ in range(8):
-        handle._engine.setting.forward_over(1)
+        handle._engine.setting.history.forward_over(1)
     assert list(reserve._lost) == [lost] * 8
     assert reserve.minimum_bytes <= reserve.bytes < 0.08 * handle.budget_bytes

@@ -13,6 +13,7 @@ from mimose.memory.meters import CpuMeter, Meter, Reading
 from mimose.memory.reserve import FragmentReserve, PageReserve, Reserve
 from mimose.tensors.gradients import Gradients
 from mimose.tensors.previous_outputs import PreviousOutputs
+from mimose.training.allocator_history import AllocatorHistory
 from mimose.training.collector import Collector
 from mimose.training.setting import Setting, spare_bytes
 from mimose.units import parse_budget
@@ -35,6 +36,7 @@ def setting() -> Iterator[Setting]:
     made = Setting(nn.Linear(4, 4), parse_budget(BUDGET), enforce=False)
     made.meter.close()
     made.meter = CachingMeter()
+    made.history = AllocatorHistory(made.budget_bytes, made.meter, made.reserve, made.meter.read())
     yield made
     made.close()
 
@@ -49,17 +51,17 @@ def reading(failures: int = 0, *, in_use: int = 10 * MIB, held: int = 10 * MIB) 
 
 
 def test_memory_that_ran_out_within_a_rescued_step_is_seen_at_the_next(setting: Setting) -> None:
-    before = setting.reserve.bytes
-    setting.learn_reserve(reading(failures=1), 50 * MIB)
-    assert setting.note_failures(reading(failures=1))
-    assert setting.reserve.bytes > before
-    assert not setting.note_failures(reading(failures=1))
+    before = setting.history.reserve.bytes
+    setting.history.learn_reserve(reading(failures=1), 50 * MIB)
+    assert setting.history.note_failures(reading(failures=1))
+    assert setting.history.reserve.bytes > before
+    assert not setting.history.note_failures(reading(failures=1))
 
 
 def test_many_failures_in_one_step_count_as_one(setting: Setting) -> None:
-    before = setting.reserve.bytes
-    assert setting.note_failures(reading(failures=9))
-    assert setting.reserve.bytes == before + BUDGET // 100
+    before = setting.history.reserve.bytes
+    assert setting.history.note_failures(reading(failures=9))
+    assert setting.history.reserve.bytes == before + BUDGET // 100
 
 
 def experienced(*, losing: int) -> PageReserve:
@@ -73,7 +75,7 @@ def experienced(*, losing: int) -> PageReserve:
 def make_room(setting: Setting, predicted: int, cached: int) -> int:
     """How often cached memory is given back before such a step."""
     before = released(setting)
-    setting.make_room(predicted, reading(in_use=40 * MIB, held=40 * MIB + cached))
+    setting.history.make_room(predicted, reading(in_use=40 * MIB, held=40 * MIB + cached))
     return released(setting) - before
 
 
@@ -81,17 +83,17 @@ def test_cached_memory_is_given_back_once_before_a_step_like_one_that_failed(
     setting: Setting,
 ) -> None:
     assert make_room(setting, 90 * MIB, 20 * MIB) == 0
-    setting.failed(90 * MIB)
+    setting.history.failed(90 * MIB)
     assert make_room(setting, 80 * MIB, 20 * MIB) == 0  # smaller than what failed
     assert make_room(setting, 90 * MIB, 5 * MIB) == 0  # what is cached is not in the way
     assert make_room(setting, 90 * MIB, 20 * MIB) == 1
     assert make_room(setting, 90 * MIB, 20 * MIB) == 0
-    setting.failed(90 * MIB)
+    setting.history.failed(90 * MIB)
     assert make_room(setting, 90 * MIB, 20 * MIB) == 1
 
 
 def test_a_failure_is_forgotten_after_sixteen_steps(setting: Setting) -> None:
-    setting.failed(90 * MIB)
+    setting.history.failed(90 * MIB)
     for _ in range(16):
         assert make_room(setting, 80 * MIB, 20 * MIB) == 0
     assert make_room(setting, 90 * MIB, 20 * MIB) == 0
@@ -100,18 +102,18 @@ def test_a_failure_is_forgotten_after_sixteen_steps(setting: Setting) -> None:
 def test_cached_memory_is_given_back_once_where_more_is_lost_than_is_reserved_for(
     setting: Setting,
 ) -> None:
-    setting.reserve = experienced(losing=MIB // 2)
-    near = setting.budget_bytes - setting.reserve.bytes
+    setting.history.reserve = experienced(losing=MIB // 2)
+    near = setting.budget_bytes - setting.history.reserve.bytes
     for _ in range(32):
-        setting.reserve.learn(peak_bytes=near, held_bytes=near, grew=False, retries=1)
-    lost, counted = 2 * MIB, setting.meter
-    setting.meter = Scripted(reading(), lost)
-    setting.forward_over(near // 2)  # nobody looks
-    setting.meter = counted
+        setting.history.reserve.learn(peak_bytes=near, held_bytes=near, grew=False, retries=1)
+    lost, counted = 2 * MIB, setting.history.meter
+    setting.history.meter = Scripted(reading(), lost)
+    setting.history.forward_over(near // 2)  # too far from the limit to measure
+    setting.history.meter = counted
     assert make_room(setting, near, 20 * MIB) == 0
-    setting.meter = Scripted(reading(), lost)
-    setting.forward_over(near)
-    setting.meter = counted
+    setting.history.meter = Scripted(reading(), lost)
+    setting.history.forward_over(near)
+    setting.history.meter = counted
     assert make_room(setting, near // 2, 20 * MIB) == 0
     assert make_room(setting, near, 20 * MIB) == 1
     assert make_room(setting, near, 20 * MIB) == 0
@@ -176,17 +178,17 @@ def test_a_hard_limit_leaves_room_for_what_the_allocator_runs_over_it(
 def shared(setting: Setting) -> None:
     """Give it a meter that others read as well, as a GPU's is."""
     setting.meter.close()
-    setting.meter = Scripted(reading())
+    setting.history.meter = Scripted(reading())
 
 
 def test_memory_is_read_after_every_step_near_the_limit(setting: Setting) -> None:
     shared(setting)
-    assert all(setting.reading_after(95 * MIB) is not None for _ in range(20))
+    assert all(setting.history.reading_after(95 * MIB) is not None for _ in range(20))
 
 
 def test_memory_is_read_after_every_eighth_step_far_from_it(setting: Setting) -> None:
     shared(setting)
-    read = [setting.reading_after(10 * MIB) is not None for _ in range(16)]
+    read = [setting.history.reading_after(10 * MIB) is not None for _ in range(16)]
     assert read == [False] * 7 + [True] + [False] * 7 + [True]
 
 
@@ -198,9 +200,9 @@ def test_retries_in_a_step_far_from_the_limit_are_not_blamed_on_the_next(
     setting: Setting, reserve: Reserve, grown: bool
 ) -> None:
     shared(setting)
-    setting.reserve = reserve
-    before = setting.reserve.bytes
-    assert setting.reading_after(50 * MIB) is None
-    setting.step_begins(reading()._replace(retries=2))
-    setting.learn_reserve(reading()._replace(retries=2), 96 * MIB)
-    assert (setting.reserve.bytes > before) == grown
+    setting.history.reserve = reserve
+    before = setting.history.reserve.bytes
+    assert setting.history.reading_after(50 * MIB) is None
+    setting.history.step_begins(reading()._replace(retries=2))
+    setting.history.learn_reserve(reading()._replace(retries=2), 96 * MIB)
+    assert (setting.history.reserve.bytes > before) == grown

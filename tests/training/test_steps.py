@@ -830,10 +830,10 @@ def test_what_forwards_lose_is_looked_at_whoever_calls_the_model(by_itself: bool
         for batch in texts(lengths(30, 30, 60)):
             models.loss_of(model.inner if by_itself else model, batch).backward()
             model.zero_grad()
-            if not isinstance(handle._engine.setting.reserve, PageReserve):
-                handle._engine.setting.reserve = PageReserve(handle.budget_bytes)
-                handle._engine.setting.reserve.near_limit = lambda _: True
-    assert len(handle._engine.setting.reserve._lost) == 8
+            if not isinstance(handle._engine.setting.history.reserve, PageReserve):
+                handle._engine.setting.history.reserve = PageReserve(handle.budget_bytes)
+                handle._engine.setting.history.reserve.near_limit = lambda _: True
+    assert len(handle._engine.setting.history.reserve._lost) == 8
 
 
 def test_what_forwards_lose_is_looked_at_after_the_last_of_several() -> None:
@@ -843,7 +843,7 @@ def test_what_forwards_lose_is_looked_at_after_the_last_of_several() -> None:
         for batch in texts([40] * 12):
             losses.clear()
             if handle._engine.setting is not None:
-                handle._engine.setting.forward_over = lambda _: looked.append(len(losses))
+                handle._engine.setting.history.forward_over = lambda _: looked.append(len(losses))
             losses.append(models.loss_of(model, batch))
             losses.append(models.loss_of(model, batch))
             sum(losses).backward()

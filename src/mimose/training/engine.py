@@ -288,14 +288,15 @@ class Engine:
             return
         if step.forward_is_over and not step.holes_seen:
             step.holes_seen = True
-            self.setting.forward_over(step.predicted_peak)
+            self.setting.history.forward_over(step.predicted_peak)
 
     def forward_failed(self) -> None:
         """An exception left the model's forward: no backward will come."""
         last = self._now.last
         self._now.forward_failed = True
         if self.setting is not None and (last is None or last.over):
-            self.setting.forgive_failures()  # before its first block: no plan could have helped
+            # Before its first block: no plan could have helped.
+            self.setting.history.forgive_failures()
         self._now.forget_step()
 
     # A step's life
@@ -318,7 +319,7 @@ class Engine:
         if regime != self.scheduler.regime:
             self._enter(regime)
         reading = setting.meter.read()
-        setting.step_begins(reading)
+        setting.history.step_begins(reading)
         began = time.perf_counter()
         whole = self.scheduler.cost_model.whole(size)
         around = self._overlap.around(setting.device)
@@ -398,8 +399,8 @@ class Engine:
                 )
                 collector.look = evictor.look
         if collector is None:
-            setting.make_room(reading.in_use + decision.cached.plan.peak_bytes, reading)
-            start = setting.start_planned_step(reading)
+            setting.history.make_room(reading.in_use + decision.cached.plan.peak_bytes, reading)
+            start = setting.history.start_planned_step(reading)
         step = Step(
             decision,
             start,
@@ -514,7 +515,7 @@ class Engine:
         if reading is not None:
             self._progress.note_peak(reading.peak)
             if step.collector is None:
-                setting.learn_reserve(reading, real or step.predicted_peak)
+                setting.history.learn_reserve(reading, real or step.predicted_peak)
         expected = self.scheduler.cost_model.retained.note(step.backward.retained)
         if expected and not step.after_broken:
             seen = real is not None and step.nesting.told_of_others
@@ -528,7 +529,7 @@ class Engine:
             return self.setting.meter.read()._replace(
                 peak=step.collector.peak, peak_held=step.collector.peak_held
             )
-        return self.setting.reading_after(step.predicted_peak)
+        return self.setting.history.reading_after(step.predicted_peak)
 
     def _measured(self, step: Step, collector: Collector) -> None:
         """A step with a collector is over."""
@@ -651,7 +652,7 @@ class Engine:
         if self.setting is not None:
             planned = failed is not None and failed.has_plan
             at = failed.predicted_peak if planned and failed else self.setting.budget_bytes
-            self.setting.failed(at)
+            self.setting.history.failed(at)
         if failed is None:
             return False
         if failed.collector is not None:
@@ -670,7 +671,7 @@ class Engine:
     def does_not_fit(self) -> str:
         """What cannot be helped, in words and numbers."""
         if self.setting is not None:
-            self.setting.forgive_failures()
+            self.setting.history.forgive_failures()
         size = self._now.latest_size or "of unknown size"
         budget = text_of(self.budget_bytes) if self.budget_bytes else str(self.budget)
         base = text_of(self._progress.base_bytes)

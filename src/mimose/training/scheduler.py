@@ -295,7 +295,7 @@ class Scheduler:
 
     def _note_failures(self, setting: Setting, reading: Reading, broken: Step | None) -> None:
         kept = broken is None or broken.kept_anything
-        if setting.note_failures(reading, kept=kept) and broken is not None:
+        if setting.history.note_failures(reading, kept=kept) and broken is not None:
             self.failed(broken)
 
     def learn(self, observation: StepObservation) -> bool:
