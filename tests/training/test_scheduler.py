@@ -17,6 +17,7 @@ from mimose.memory.reserve import Reserve
 from mimose.planning.plan import Plan
 from mimose.planning.planners import Optimal
 from mimose.tensors.gradients import Gradients
+from mimose.training.allocator_history import AllocatorHistory
 from mimose.training.decision import Decision
 from mimose.training.scheduler import Scheduler
 from mimose.training.setting import Setting
@@ -65,7 +66,7 @@ class Bare(Setting):
         self.gradients = Gradients([])
         self.meter = CpuMeter()
         self._grain = 1
-        self._last = reading(0)
+        self.history = AllocatorHistory(BUDGET, self.meter, self.reserve, reading(0))
 
 
 def reading(in_use: int) -> Reading:

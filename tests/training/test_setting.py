@@ -163,7 +163,7 @@ def test_what_was_in_use_before_the_step_is_not_unusable(
     collector = Collector(meter, Clock(torch.device("cpu")), Gradients([]), PreviousOutputs())
     meter.now = Reading(40, 80, held_after, held_after)
     collector.backward_over(retained=False)
-    assert collector.unusable_beyond(highest_before) == unusable
+    assert collector.readings.unusable_beyond(highest_before) == unusable
 
 
 @pytest.mark.parametrize(("budget", "spare"), [(1 << 30, 16 * MIB), (500 << 30, 1 << 30)])

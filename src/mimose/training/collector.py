@@ -25,6 +25,7 @@ from mimose.memory import Clock, Meter, Reading
 from mimose.tensors import Gradients, PreviousOutputs, keeps_graph
 from mimose.training.allocated_gradients import AllocatedGradients
 from mimose.training.run_observation import RunObservation
+from mimose.training.step_readings import StepReadings
 
 _SAME = 0.005
 """The difference, as a share of their spikes, up to which two runs are of the same kind."""
@@ -51,7 +52,7 @@ class Collector(Listener):
         known_unused: frozenset[Run] = frozenset(),
         known: Mapping[Run, RunCost] | None = None,
     ) -> None:
-        self._meter = meter
+        self.readings = StepReadings(meter)
         self._clock = clock
         self.gradients = AllocatedGradients(gradients)
         self._previous_outputs = previous
@@ -68,12 +69,7 @@ class Collector(Listener):
         """In use when the last forward ended."""
         self.held = 0
         """What kept runs hold now, beyond what a step holds in which all are recomputed."""
-        self.peak = self.peak_held = 0
-        """The highest readings of the step."""
-        self._held_before, self._held_after = meter.read().held, 0
         self._spoiled = self._over = self._retained = False
-        self._lent: list[torch.Tensor] = []
-        """Held from a recompute to the next reading, as if the run before were kept."""
         self.look: Look | None = None
         """Called at each moment at which something may have to be evicted."""
 
@@ -81,7 +77,7 @@ class Collector(Listener):
 
     def run_begins(self, run: Run, args: Any, kwargs: Any, *, keep: bool) -> int:
         """A block's forward is about to start, kept or not; the number of this run."""
-        reading, shared, between = self._read(), [], 0
+        reading, shared, between = self.readings.read(), [], 0
         if self._levels.base is None:
             self._levels.base = reading.in_use
         elif self._runs:
@@ -122,20 +118,20 @@ class Collector(Listener):
         seen = self._runs[run]
         if seen.kept:
             seen.ended = self._clock.mark()
-        reading = self._read()
+        reading = self.readings.read()
         self._end_in_use = reading.in_use
         seen.forward_ends(end, reading.in_use, reading.peak)
         self.held += max(0, seen.held - seen.casts)
 
     def before_head(self, *_: Any) -> None:
         """The last run that the plan knows has returned."""
-        self._look("head", len(self._runs), self._meter.read().in_use)
+        self._look("head", len(self._runs), self.readings.in_use_now())
 
     def model_returns(self) -> None:
         """The model's forward is done; the loss and the backward follow."""
         if self._levels.base is not None:
             self._settle_inputs()
-            reading = self._read()
+            reading = self.readings.read()
             if self._runs:
                 self.held -= self._runs[-1].returned(self._end_in_use - reading.in_use)
             peak = reading.peak - self._base - self.held
@@ -176,7 +172,7 @@ class Collector(Listener):
             return
         reading = self._enter(seen)
         self._look("backward", run, reading.in_use)
-        seen.active_in_use = self._meter.read().in_use if self.look else reading.in_use
+        seen.active_in_use = self.readings.in_use_now() if self.look else reading.in_use
         seen.begun = self._clock.mark()
 
     def after_recompute(self, run: int) -> None:
@@ -184,20 +180,21 @@ class Collector(Listener):
             return
         seen, before = self._runs[run], self._runs[run].active_in_use
         seen.ended = self._clock.mark()
-        reading = self._read()
+        reading = self.readings.read()
         seen.active_in_use = reading.in_use
         seen.saved, seen.spike = reading.in_use - before, reading.peak - before
         # Detached: with its graph it would be held by its own hooks, if the backward broke off.
-        self._lent = [t.detach() for ref in seen.shared_inputs if (t := ref()) is not None]
+        shared = [t.detach() for ref in seen.shared_inputs if (t := ref()) is not None]
+        self.readings.borrow(shared)
 
     def backward_ends(self, run: int) -> None:
         if run == 0 and not self._over and self._latest is not None:
-            self._leave(self._read())
+            self._leave(self.readings.read())
 
     def backward_over(self, *, retained: bool) -> None:
         """The step's backward is done; whether its graph outlives it."""
-        reading = self._read()
-        self._over, self._retained, self._held_after = True, retained, reading.held
+        reading = self.readings.read()
+        self._over, self._retained = True, retained
         if self._levels.tail is None:
             self._note_tail(reading)
         self.gradients.so_far()
@@ -206,14 +203,14 @@ class Collector(Listener):
     def leaves_blocks(self) -> None:
         """The backward goes on in a model of another handle: what comes is no part of this one."""
         if not self._over and self._levels.tail is None:
-            self._note_tail(self._read())
+            self._note_tail(self.readings.read())
 
     def recomputed_instead(self) -> None:
         """The last run was to be kept, ran out of memory, and is recomputed."""
         if self._runs:
             last = self._runs[-1]
             last.kept, last.begun, last.ended = False, None, None
-            last.start_in_use = self._read().in_use
+            last.start_in_use = self.readings.read().in_use
 
     def evicted(self, run: int, freed_bytes: int) -> None:
         """The activations of a kept run were dropped, and so many bytes came free."""
@@ -227,7 +224,7 @@ class Collector(Listener):
 
     def _enter(self, seen: RunObservation) -> Reading:
         """The backward comes to a run."""
-        reading, levels = self._read(), self._levels
+        reading, levels = self.readings.read(), self._levels
         if levels.head_backward is None:
             before = sum(each.held for each in self._runs)
             self._settle_dropped()
@@ -270,7 +267,8 @@ class Collector(Listener):
 
     def spoil(self) -> None:
         """What is measured in this step will not count: memory of the last one dies in it, say."""
-        self._spoiled, self._lent = True, []
+        self._spoiled = True
+        self.readings.borrow([])
 
     @property
     def in_backward(self) -> bool:
@@ -314,15 +312,6 @@ class Collector(Listener):
             return None
         before = tuple(run.gradients for run in self._used)
         return self.pattern, before, self.gradients.so_far()
-
-    def unusable_beyond(self, highest_bytes: int) -> int:
-        """What the allocator holds beyond the highest use of the run, if this step made it grow.
-
-        What was cached before, up to that use, was of use then: it can be given back.
-        """
-        if self._held_after <= self._held_before:
-            return 0
-        return max(0, self._held_after - max(self.peak, highest_bytes))
 
     @property
     def timed(self) -> bool:
@@ -401,14 +390,6 @@ class Collector(Listener):
     def _look(self, where: str, run: int, in_use: int) -> None:
         if self.look is not None:
             self.look(where, run, in_use)
-
-    def _read(self) -> Reading:
-        self._lent = []  # they are in the peak; what is in use is to be read without them
-        reading = self._meter.read()
-        self.peak = max(self.peak, reading.peak)
-        self.peak_held = max(self.peak_held, reading.peak_held)
-        self._meter.reset_peak()
-        return reading
 
 
 class _StepLevels:

@@ -526,8 +526,9 @@ class Engine:
     def _reading_after(self, step: Step) -> Reading | None:
         assert self.setting is not None
         if step.collector is not None:
+            readings = step.collector.readings
             return self.setting.meter.read()._replace(
-                peak=step.collector.peak, peak_held=step.collector.peak_held
+                peak=readings.peak, peak_held=readings.peak_held
             )
         return self.setting.history.reading_after(step.predicted_peak)
 
@@ -535,9 +536,10 @@ class Engine:
         """A step with a collector is over."""
         assert self.setting is not None
         collector.backward_over(retained=step.backward.retained)
+        readings = collector.readings
         self._progress.observed_steps += step.observed
-        self._progress.note_peak(collector.peak)
-        unusable = collector.unusable_beyond(self._progress.peak_bytes)
+        self._progress.note_peak(readings.peak)
+        unusable = readings.unusable_beyond(self._progress.peak_bytes)
         self.setting.reserve.learn_unusable(unusable)
         gradients, cost_model = collector.gradients, self.scheduler.cost_model
         self.setting.gradients.end_step(existed=gradients.existed, cleared=gradients.cleared)
@@ -549,7 +551,7 @@ class Engine:
         # Where memory depends on more than the size, only a new upper end tells something.
         noisy = cost_model.noisy(step.expected)
         measured = step.evictor is not None and step.nesting.alone and not noisy
-        if step.observed or measured or collector.peak > step.predicted_peak:
+        if step.observed or measured or readings.peak > step.predicted_peak:
             self._pending.add(step)
 
     def _later_backward_over(self, step: Step) -> None:
@@ -570,7 +572,7 @@ class Engine:
         )
         key = step.decision.key
         if step.collector is not None:
-            self.scheduler.later_backward_over(step.collector.peak, reading.peak, 0)
+            self.scheduler.later_backward_over(step.collector.readings.peak, reading.peak, 0)
         elif real is not None and key is not None and key.retained:
             self.scheduler.later_backward_over(step.predicted_peak, real, key.later_bytes)
 

@@ -48,18 +48,18 @@ class Shuttle(Collector):
     def _measure(self, run: int, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> None:
         execution_context = ExecutionContext(argument_tensors(args, kwargs), preserve_rng=True)
         buffers = BufferSnapshot(buffers_in(interceptor.module))
-        before = self._read().in_use
+        before = self.readings.read().in_use
         begun = self._clock.mark()
         measured = functools.partial(
             run_restoring_attributes, interceptor.module, execution_context.run
         )
         out = buffers.run(measured, interceptor.plain, (args, kwargs), {})
         ended = self._clock.mark()
-        after = self._read()
+        after = self.readings.read()
         kept = after.in_use - before - _fresh_output_bytes(out, (args, kwargs))
         self._measured[run] = (kept, after.peak - before, begun, ended)
         del out
-        self._meter.reset_peak()
+        self.readings.drop_peak()
 
     def forward_ends(self, run: int, end: ForwardEnd) -> None:
         super().forward_ends(run, end)

@@ -299,7 +299,7 @@ class Step:
     def real_peak(self, end: Reading) -> int | None:
         """The step's peak, as far as it can be seen: if it is higher than what was before."""
         if self.collector is not None:
-            return max(self.collector.peak, end.peak)
+            return max(self.collector.readings.peak, end.peak)
         return end.peak if end.peak > self.start.peak else None
 
 
