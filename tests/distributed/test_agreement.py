@@ -167,7 +167,7 @@ def attach_to_other_blocks(rank: int) -> str:
     with mimose.auto_checkpoint(model, "4GiB", blocks=blocks, planner="recompute_all") as handle:
         agreement = handle._engine._hooks.agreement
         for interceptor in handle._engine._hooks.interceptors:
-            interceptor.trusted, interceptor.speaks_to = True, frozenset({0, 1})
+            interceptor.trusted, interceptor.collective_ranks = True, frozenset({0, 1})
         try:
             agreement.agree({(0, 0): Option.RECOMPUTE})
         except ConflictError as error:
@@ -185,7 +185,7 @@ class Stub:
 
     def __init__(self, trusted: bool | None = True) -> None:
         self.trusted = trusted
-        self.speaks_to = frozenset({0, 1})
+        self.collective_ranks = frozenset({0, 1})
 
     def follow(self, trusted: bool | None) -> None:
         self.trusted = trusted

@@ -113,13 +113,13 @@ def train_compiled(rank: int) -> tuple[list[str], list[frozenset[int]]]:
         assert_same_gradients(ours, plain)
     codes = [code for ref in torch._dynamo.convert_frame.input_codes.seen if (code := ref())]
     compiled = [c.co_name for c in codes if Path(c.co_filename).parent.name == "mimose"]
-    return compiled, [interceptor.speaks_to for interceptor in interceptors]
+    return compiled, [interceptor.collective_ranks for interceptor in interceptors]
 
 
 def test_compiled_units_are_recomputed_and_nothing_of_ours_is_compiled(pair: Pair) -> None:
-    for compiled, speaks_to in pair.run(train_compiled):
+    for compiled, collective_ranks in pair.run(train_compiled):
         assert compiled == []
-        assert speaks_to == [{0, 1}] * 3, "a compiled unit gathers its parameters itself"
+        assert collective_ranks == [{0, 1}] * 3, "a compiled unit gathers its parameters itself"
 
 
 def count(rank: int) -> tuple[int, int, int, int]:

@@ -70,12 +70,12 @@ def test_a_rank_that_fails_in_its_backward_says_why_it_does_not_try_again(pair: 
 
 
 def speaks(rank: int) -> list[str | None]:
-    spoken = CollectivesIssued()
-    before = why_not_alone(spoken, in_forward=True)
+    collectives = CollectivesIssued()
+    before = why_not_alone(collectives, in_forward=True)
     torch.distributed.all_reduce(torch.ones(1))
     return [
         before,
-        why_not_alone(spoken, in_forward=True),
+        why_not_alone(collectives, in_forward=True),
         why_not_alone(CollectivesIssued(), in_forward=True),
     ]
 

@@ -84,7 +84,7 @@ def watch_backward(listener: Listener, run: int, inputs: Any, out: Any) -> None:
 def nodes_of(tensors: Iterable[torch.Tensor]) -> set[Node]:
     """The nodes at which a backward comes to these tensors.
 
-    Of a view two: if somebody changes it in place, its own is gone, and its base's is not.
+    A view has two: if it is changed in place, its own is gone, and its base's is not.
     """
     nodes = set()
     for tensor in tensors:

@@ -245,7 +245,7 @@ class Frame:
         rebuilt[index] = None
         if tensor._version != self.versions[index]:
             self._raise_changed(tensor)
-        if run == _OUTSIDE:  # nobody will come for the others
+        if run == _OUTSIDE:  # no backward will ask for the others
             self._forget_rebuilt()
         elif self.listener is not None:
             self._hold_until_used(tensor)
@@ -504,7 +504,7 @@ def _hooks_are_active() -> bool:
 
 
 def foreign_hooks() -> str:
-    """Who else's hooks would see a tensor that is saved now; empty if nobody's or a block's own."""
+    """The other hooks that would see a tensor saved now; empty if none, or if a block's own."""
     hooks = _top_hooks(True) if _top_hooks is not None else None
     if hooks is None:
         return ""

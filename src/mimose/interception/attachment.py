@@ -84,7 +84,7 @@ class BlockInterceptor(TriedInterceptor):
 
         They do where the block issues collectives, and where hooks such as FSDP2's run before it.
         """
-        alone = not self.speaks_to and not self.module._forward_pre_hooks
+        alone = not self.collective_ranks and not self.module._forward_pre_hooks
         clean = bool(self.trusted) and not self.side_effects
         return alone and clean and are_plain(args, kwargs)
 
@@ -154,20 +154,20 @@ class Attachment:
         self.intercept_again()
 
     def intercept_again(self) -> None:
-        """Sit down again where a block was compiled, or otherwise replaced its call, since.
+        """Install interceptors again on blocks that were compiled, or had their call replaced.
 
-        One tells of all, as a rule; all are looked at now and then.
+        As a rule the first block tells for all; every block is checked now and then.
         """
         self._looks += 1
-        if self._looks % 16 < 2 or not self.interceptors[0].taken:
+        if self._looks % 16 < 2 or not self.interceptors[0].installed:
             for interceptor in self.interceptors:
                 if interceptor.module_if_alive is not None:  # else it was taken out of the model
-                    interceptor.take()
+                    interceptor.install()
 
     def detach(self) -> None:
         """The blocks are as before."""
         for interceptor in self.interceptors:
-            interceptor.leave()
+            interceptor.remove()
         self._at_the_end()
         self.takeover.undo()
 

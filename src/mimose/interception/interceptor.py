@@ -1,9 +1,9 @@
-"""Sit on a module's call.
+"""Intercept the calls of a module.
 
 `nn.Module` calls whatever `_compiled_call_impl` holds before anything else, and leaves that
-attribute out of copies and pickles. An interceptor takes this place. The module keeps its type, its
+attribute out of copies and pickles. An interceptor goes there. The module keeps its type, its
 `state_dict` keys, its parameter names and its hooks; `deepcopy` and `torch.save` see a plain model;
-and a block compiled with `block.compile()` stays compiled, since the interceptor sits above the
+and a block compiled with `block.compile()` stays compiled, since the interceptor is above the
 compiled call and the compiler never sees the plan.
 """
 
@@ -21,7 +21,7 @@ from mimose.execution import hide_from_compiler
 
 
 class Interceptor:
-    """Takes the place of a module's call; `take` and `leave` it."""
+    """Called instead of a module's own call, from `install` to `remove`."""
 
     __slots__ = ("__weakref__", "_module", "compiled")
 
@@ -40,8 +40,8 @@ class Interceptor:
     def module_if_alive(self) -> nn.Module | None:
         return self._module()
 
-    def take(self) -> None:
-        """Sit down, also above a compiled call that has come in the meantime."""
+    def install(self) -> None:
+        """Intercept calls from now on, also above a compiled call that was put there since."""
         place = self.module.__dict__
         occupant = place.get("_compiled_call_impl")
         if occupant is not self:
@@ -53,12 +53,12 @@ class Interceptor:
             place["_compiled_call_impl"] = self
 
     @property
-    def taken(self) -> bool:
-        """Whether it sits where the module's call goes."""
+    def installed(self) -> bool:
+        """Whether the module's calls come here."""
         module = self._module()
         return module is not None and module.__dict__.get("_compiled_call_impl") is self
 
-    def leave(self) -> None:
+    def remove(self) -> None:
         """The module is as before."""
         module = self._module()
         if module is None or module.__dict__.get("_compiled_call_impl") is not self:
@@ -69,7 +69,7 @@ class Interceptor:
             module.__dict__["_compiled_call_impl"] = self.compiled
 
     def plain(self, args: Any, kwargs: Any) -> Any:
-        """The module's call as if nobody sat here."""
+        """The module's own call."""
         if self.compiled is not None:
             return self.compiled(*args, **kwargs)
         return self.module._call_impl(*args, **kwargs)

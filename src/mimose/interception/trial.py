@@ -132,6 +132,7 @@ class TriedInterceptor(Interceptor):
         "attempts",
         "build",
         "changing",
+        "collective_ranks",
         "comes_last",
         "early_stop",
         "large",
@@ -139,7 +140,6 @@ class TriedInterceptor(Interceptor):
         "name",
         "parameters",
         "side_effects",
-        "speaks_to",
         "tried",
         "trusted",
     )
@@ -166,7 +166,7 @@ class TriedInterceptor(Interceptor):
         self.parameters: list[tuple[dict[str, Any], str]] = []
         self.comes_last = False
         """Whether it is the last block of its model."""
-        self.speaks_to: frozenset[int] = frozenset()
+        self.collective_ranks: frozenset[int] = frozenset()
         """The ranks that take part in collectives of its forward, found out on its first run."""
 
     @property
@@ -188,10 +188,10 @@ class TriedInterceptor(Interceptor):
             "draws": self.side_effects.draws,
         }
 
-    def believe(self, verdict: Mapping[str, Any]) -> None:
+    def adopt(self, verdict: Mapping[str, Any]) -> None:
         """Take over the verdict of an earlier run of the same model: no need to try again.
 
-        Unless it throws dice, or hooks inside it want to be heard first.
+        Unless it draws from generators of its own, or has hooks inside that must run first.
         """
         parts = dict(self.module.named_modules())
         inside = [part for name, part in parts.items() if name]
@@ -219,13 +219,13 @@ class TriedInterceptor(Interceptor):
 
     def move_to(self, module: nn.Module) -> None:
         """Another module has taken the block's place: nothing is known of it."""
-        self.leave()
+        self.remove()
         self._module = weakref.ref(module)
         self.trusted, self.attempts, self.early_stop = None, 0, True
         self.changing, self.parameters, self.side_effects = [], [], SideEffects()
         self.build = self.later = None
         self.large = set()
-        self.take()
+        self.install()
 
     def let_go(self) -> None:
         """Hold on to no module, no parameter and no step any more."""
@@ -251,10 +251,13 @@ class TriedInterceptor(Interceptor):
         rebuilt = self.build is not None and not self.build.unchanged
         if self.trusted is None or rebuilt:
             return self._first_time(directive, function, args, kwargs, given)
-        exchanged, imprint = SwappedParameters.among(self.parameters), self._imprint()
-        if imprint is not None and imprint.too_large - self.large:
+        exchanged, attributes_before = (
+            SwappedParameters.among(self.parameters),
+            self._attributes_before(),
+        )
+        if attributes_before is not None and attributes_before.too_large - self.large:
             return self._first_time(directive, function, args, kwargs, given)
-        found = _as_one(exchanged, self.changing, imprint, given)
+        found = _as_one(exchanged, self.changing, attributes_before, given)
         moment = self._before()
         keeping = directive.option is Option.KEEP
         own = (args, kwargs) if given is None else (given.args, given.kwargs)
@@ -267,14 +270,14 @@ class TriedInterceptor(Interceptor):
         frame.evictable = keeping
         if not keeping:
             frame.evict()
-        elif directive.evictor is not None and not self.speaks_to:
+        elif directive.evictor is not None and not self.collective_ranks:
             directive.evictor.hold(directive.run, frame)
         begun = moment.new_changes()
         if begun is not None:
             self._begins_to_change(begun, frame, out)
         return out
 
-    def _imprint(self) -> AttributeSnapshot | None:
+    def _attributes_before(self) -> AttributeSnapshot | None:
         return AttributeSnapshot.before_forward(self.side_effects) if self.side_effects else None
 
     def _before(self) -> StateBeforeForward:
@@ -337,11 +340,11 @@ class TriedInterceptor(Interceptor):
             return out
         buffers.add_new_buffers(self.module)
         side_effects, changed = look.side_effects(), look.irreversible_change
-        imprint = look.snapshot(side_effects)
-        self.large = self.large | imprint.too_large
-        frame.found = _Found((exchanged, buffers, imprint, given))
-        make = None if side_effects or changed is not None else self._make(frame)
-        if make is not None and make in self.tried.kinds:
+        attributes_before = look.snapshot(side_effects)
+        self.large = self.large | attributes_before.too_large
+        frame.found = _Found((exchanged, buffers, attributes_before, given))
+        kind = None if side_effects or changed is not None else self._kind(frame)
+        if kind is not None and kind in self.tried.kinds:
             frame.evict()
             self._trust(buffers, side_effects)
         elif changed is not None:  # a second run would change it again
@@ -355,7 +358,7 @@ class TriedInterceptor(Interceptor):
                 frame.keep()
                 self._distrust(dry_run.problem)
             else:
-                self._believe_trial(dry_run, make)
+                self._remember_trial(dry_run, kind)
                 self._trust(buffers, side_effects)
                 if self.comes_last:  # what follows may be large
                     frame.evict()
@@ -377,7 +380,7 @@ class TriedInterceptor(Interceptor):
 
     def _dry_run(self, frame: Frame, out: Any) -> DryRun | None:
         """How a recompute goes; None without memory to try: the next run is tried again then."""
-        spoken = CollectivesIssued()
+        collectives = CollectivesIssued()
         count = self.compiled is None and type(self.module) not in self.tried.stops
         try:
             dry_run = frame.dry_run(out, count_operators=count)
@@ -385,16 +388,16 @@ class TriedInterceptor(Interceptor):
             if not is_out_of_memory(error):
                 raise
             return None
-        self.speaks_to = spoken.ranks()
+        self.collective_ranks = collectives.ranks()
         return dry_run
 
-    def _believe_trial(self, dry_run: DryRun, make: Hashable | None) -> None:
+    def _remember_trial(self, dry_run: DryRun, kind: Hashable | None) -> None:
         """What went well holds for others of the kind."""
         # Stopping takes an exception, tens of microseconds: only where it spares something.
         if dry_run.operators_after_last is not None:
             self.tried.stops[type(self.module)] = dry_run.operators_after_last != 0
-        if make is not None:
-            self.tried.kinds.add(make)
+        if kind is not None:
+            self.tried.kinds.add(kind)
 
     def _distrust(self, problem: str) -> None:
         self.trusted = False
@@ -406,14 +409,13 @@ class TriedInterceptor(Interceptor):
         self.trusted = True
         self.early_stop = self.compiled is not None or self.tried.stops.get(type(self.module), True)
 
-    def _make(self, frame: Frame) -> Hashable | None:
+    def _kind(self, frame: Frame) -> Hashable | None:
         """What tells whether another block's verdict holds for this one; None if none can."""
-        if (
-            self.compiled is not None or is_distributed()
-        ):  # each finds out for itself who speaks to whom
+        # Where several ranks train, each block finds out for itself which collectives it issues.
+        if self.compiled is not None or is_distributed():
             return None
-        make = kind_of(self.module)
-        return None if make is None else (make, tuple(frame.shapes), tuple(frame.dtypes))
+        kind = kind_of(self.module)
+        return None if kind is None else (kind, tuple(frame.shapes), tuple(frame.dtypes))
 
     def _frame(
         self,
@@ -450,12 +452,14 @@ class TriedInterceptor(Interceptor):
 def _as_one(
     exchanged: SwappedParameters | None,
     changing: list[BufferSlot],
-    imprint: AttributeSnapshot | None,
+    attributes_before: AttributeSnapshot | None,
     given: ArgumentCopies | None,
 ) -> Found | None:
     """What a forward that begins now finds, if a recompute may find something else."""
     buffers = BufferSnapshot(changing) if changing else None
-    things = [thing for thing in (exchanged, buffers, imprint, given) if thing is not None]
+    things = [
+        thing for thing in (exchanged, buffers, attributes_before, given) if thing is not None
+    ]
     if len(things) > 1:
         return _Found(things)
     return things[0] if things else None

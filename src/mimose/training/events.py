@@ -1,4 +1,4 @@
-"""What training tells: values, made once, when something has happened; for all who subscribe."""
+"""What happens in training, as values for subscribers."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Subscriber:
 
 
 class Events(Subscriber):
-    """Passes on what happens to all who have subscribed, in the order in which they did."""
+    """Passes every event on to all subscribers, in the order in which they subscribed."""
 
     def __init__(self) -> None:
         self._subscribers: list[Subscriber] = []

@@ -55,7 +55,7 @@ class ModelHooks:
         self.agreement = Agreement(self.attachment.interceptors)
         self._rebuilt = Rebuilt(self.attachment.interceptors)
         self._tripwire = BypassDetector(self.model, blocks)
-        self._root.take()
+        self._root.install()
 
     def detach(self) -> None:
         """The model is as it was before."""
@@ -64,7 +64,7 @@ class ModelHooks:
         self.attachment = self._rebuilt = None
         self.agreement = Agreement([])
         self._tripwire.close()
-        self._root.leave()
+        self._root.remove()
 
     def step_opens(self) -> None:
         """A block is called in training: the model is not compiled as a whole."""

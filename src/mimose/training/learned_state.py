@@ -93,7 +93,7 @@ def _believe(
         return
     for interceptor, verdict in zip(interceptors, verdicts, strict=False):
         if verdict is not None and interceptor.trusted is None:
-            interceptor.believe(verdict)
+            interceptor.adopt(verdict)
 
 
 def identity_of(model: nn.Module, blocks: Sequence[str], device: torch.device) -> dict[str, Any]:

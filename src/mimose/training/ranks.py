@@ -39,14 +39,14 @@ class Agreement:
 
     @property
     def untried(self) -> bool:
-        """Whether no block has run yet, so that nobody knows which of them speak to others."""
+        """Whether no block has run yet, so that it is unknown which of them issue collectives."""
         return all(interceptor.trusted is None for interceptor in self._interceptors)
 
     @property
     def needed(self) -> str | None:
         """Why ranks must decide alike, in words; None where each may decide for itself."""
         for interceptor in self._interceptors:
-            if interceptor.speaks_to:
+            if interceptor.collective_ranks:
                 return f"block {interceptor.name!r} {_in_words(interceptor.module)}"
         return None
 
@@ -91,7 +91,7 @@ class Agreement:
 
     def _meet(self) -> Any:
         ranks = sorted(
-            frozenset().union(*(interceptor.speaks_to for interceptor in self._interceptors))
+            frozenset().union(*(interceptor.collective_ranks for interceptor in self._interceptors))
         )
         group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
         counts = torch.tensor([len(self._interceptors), -len(self._interceptors)], device="cpu")
@@ -144,15 +144,15 @@ def _in_words(block: nn.Module) -> str:
     return "issues collectives in its forward"
 
 
-def why_not_alone(spoken: CollectivesIssued, *, in_forward: bool) -> str | None:
+def why_not_alone(collectives: CollectivesIssued, *, in_forward: bool) -> str | None:
     """Why this rank must not run a step that has failed once more by itself; None if it may.
 
-    `spoken` was made when the step began. As long as the rank has issued no collective, the others
-    cannot tell its second try from its first: they wait for it in their backward.
+    `collectives` was made when the step began. As long as the rank has issued no collective, the
+    others cannot tell its second try from its first: they wait for it in their backward.
     """
     if not is_distributed():
         return None
-    others = sorted(spoken.ranks() - {dist.get_rank()})
+    others = sorted(collectives.ranks() - {dist.get_rank()})
     if others:
         return f"it has issued collectives with ranks {others}, which would not repeat them"
     if not in_forward:

@@ -39,7 +39,7 @@ class Retried(Protocol):
 
 def retry_step(retried: Retried, function: Callable[..., T], args: Any, kwargs: Any) -> T:
     """The value of `function`, if need be of a second or third attempt."""
-    start, spoken = retried.rewind_point(), CollectivesIssued()
+    start, collectives = retried.rewind_point(), CollectivesIssued()
     handled = sys.exc_info()[1]  # if this is called where an exception is dealt with
     strictness = AS_PLANNED
     while True:
@@ -57,7 +57,7 @@ def retry_step(retried: Retried, function: Callable[..., T], args: Any, kwargs: 
             return value
         finally:
             retried.be_as_strict_as(AS_PLANNED)
-        bound = _why_bound(start, spoken, retried)
+        bound = _why_bound(start, collectives, retried)
         gc.collect()
         start.rewind()
         kept_something = retried.give_up_step()
@@ -73,9 +73,9 @@ def retry_step(retried: Retried, function: Callable[..., T], args: Any, kwargs: 
         retried.tell_of_failure(why, f"the step is run again with {blocks} recomputed")
 
 
-def _why_bound(start: Rewind, spoken: CollectivesIssued, retried: Retried) -> str | None:
+def _why_bound(start: Rewind, collectives: CollectivesIssued, retried: Retried) -> str | None:
     """Why there must be no other attempt, in words; None if there may."""
-    alone = why_not_alone(spoken, in_forward=retried.failed_in_forward())
+    alone = why_not_alone(collectives, in_forward=retried.failed_in_forward())
     if alone is not None:
         return f"One of several ranks must not try again alone: {alone}"
     if not start.possible:

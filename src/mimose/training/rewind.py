@@ -71,7 +71,7 @@ class _Gradient:
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self.parameter = parameter
-        # Held weakly: whoever clears gradients between forward and backward means to free them.
+        # Held weakly: gradients that are cleared between forward and backward are to be freed.
         self._ref = weakref.ref(parameter.grad)
         self._aside: torch.Tensor | None = None
         self._left = 0

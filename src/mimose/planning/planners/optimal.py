@@ -78,7 +78,7 @@ _Limit = tuple[int, int]
 
 @dataclass(slots=True)
 class _Front:
-    """Prefixes that no other beats, by rising held bytes and falling time, and whence they came.
+    """Prefixes that no other beats, by rising held bytes and falling time, with their parents.
 
     Five lists, or five arrays where they are long.
     """
