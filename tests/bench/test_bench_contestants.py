@@ -10,7 +10,17 @@ from mimose.bench.extras import BenchError
 from mimose.bench.harness import run
 from mimose.bench.lineup import CONTESTANTS
 
-RUNNING = ("torch-all", "hf", "hf-every-n", "static", "paper", "mimose", "oracle")
+RUNNING = (
+    "torch-all",
+    "hf",
+    "hf-every-n",
+    "static",
+    "paper",
+    "greedy+shuttle",
+    "dtr",
+    "mimose",
+    "oracle",
+)
 BLOCKS = 4
 
 
@@ -104,6 +114,6 @@ def test_every_n_layers_is_as_sparse_as_the_budget_allows() -> None:
 
 
 def test_an_unknown_contestant_is_refused_with_the_names_of_all() -> None:
-    with pytest.raises(BenchError, match="'dtr'; they are plain, torch-all, hf"):
-        contestant_named("dtr")
-    assert len(CONTESTANTS) == 10
+    with pytest.raises(BenchError, match="'nobody'; they are plain, torch-all, hf"):
+        contestant_named("nobody")
+    assert len(CONTESTANTS) == 12

@@ -16,7 +16,9 @@ from mimose.bench.contestants import (
     Transformers,
     TransformersEveryN,
 )
-from mimose.bench.ours import Ours, OursCompiled, Paper, forget_compiled, needs_cuda
+from mimose.bench.dtr import Dtr
+from mimose.bench.ours import GreedyShuttle, Ours, OursCompiled, forget_compiled, needs_cuda
+from mimose.bench.paper import Paper
 
 
 @final
@@ -66,6 +68,8 @@ CONTESTANTS: dict[str, type[Contestant]] = {
         TransformersEveryN,
         StaticPlan,
         Paper,
+        GreedyShuttle,
+        Dtr,
         Ours,
         Oracle,
         CompileBudget,

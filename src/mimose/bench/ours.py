@@ -1,4 +1,4 @@
-"""mimose as a contestant: as it is, as the paper published it, and on compiled blocks."""
+"""mimose as a contestant: as it is, with the paper's scheduler, and on compiled blocks."""
 
 from __future__ import annotations
 
@@ -120,14 +120,13 @@ class Ours(_Mimose):
 
 
 @final
-class Paper(_Mimose):
-    """The paper's scheduler, in one reading of it, with its shuttling collector.
+class GreedyShuttle(_Mimose):
+    """The paper's scheduler, in one reading of it, and its shuttling collector, inside mimose.
 
-    In mimose's session, so with its recompute, its reserve and its evictions: it is not the
-    authors' code.
+    So with mimose's recompute, estimator, reserve and evictions. `paper` has none of these.
     """
 
-    name = "paper"
+    name = "greedy+shuttle"
     planner, collector = Greedy, "shuttle"
 
 
