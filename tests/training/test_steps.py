@@ -24,6 +24,8 @@ from loops import (
     counted,
     labelled,
     lengths,
+    peak_of_plain,
+    peak_of_recomputing,
     task,
     texts,
     tight_budget,
@@ -269,6 +271,72 @@ def test_inputs_that_somebody_else_saves_are_not_let_go_of(
     between: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     assert_trains_as_plain(Between(between), texts(lengths(20, 20, 70)), over=0.05)
+
+
+class OnContext(torch.autograd.Function):
+    """Keeps a tensor where no hook sees it, kept or recomputed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.slope = x.cos()
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * ctx.slope
+
+
+class KeepsOnContext(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 128), nn.Linear(128, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(OnContext.apply(self.up(x)))
+
+
+class CountsRows(nn.Module):
+    """Has a large buffer that each forward changes: a frame holds what it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.register_buffer("seen", torch.zeros(4096))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += x.shape[0]
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Stack(nn.Module):
+    def __init__(self, block: type[nn.Module]) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 32), nn.Linear(32, 2)
+        self.blocks = nn.ModuleList(block() for _ in range(6))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+def test_what_hooks_do_not_see_is_not_taken_for_what_recomputing_frees() -> None:
+    assert_trains_as_plain(Stack(KeepsOnContext), texts(lengths(24, 20, 70)), steps=12)
+
+
+@pytest.mark.parametrize("block", [KeepsOnContext, CountsRows])
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_memory_that_stays_in_any_case_does_not_break_the_budget(
+    block: type[nn.Module], share: float
+) -> None:
+    model, batches = Stack(block), texts(lengths(30, 20, 70))
+    low, high = peak_of_recomputing(model, batches), peak_of_plain(model, batches)
+    budget = between(low, high, share)
+    with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
+        train(model, batches)
+    assert handle.stats().peak_bytes <= budget
+    assert handle.stats().worst_shortfall <= 0.003
 
 
 class Takes(models.Encoder):

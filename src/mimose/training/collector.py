@@ -65,8 +65,6 @@ class Collector(Listener):
         self._levels = _StepLevels()
         self._latest: RunObservation | None = None
         """The run whose backward is under way."""
-        self._end_in_use = 0
-        """In use when the last forward ended."""
         self.held = 0
         """What kept runs hold now, beyond what a step holds in which all are recomputed."""
         self._spoiled = self._over = self._retained = False
@@ -82,7 +80,6 @@ class Collector(Listener):
             self._levels.base = reading.in_use
         elif self._runs:
             last = self._runs[-1]
-            self.held -= last.returned(self._end_in_use - reading.in_use)
             between = (reading.in_use if last.fixed else reading.peak) - self._base - self.held
             if last.fixed:
                 last.forward = reading.peak - last.start_in_use
@@ -119,7 +116,6 @@ class Collector(Listener):
         if seen.kept:
             seen.ended = self._clock.mark()
         reading = self.readings.read()
-        self._end_in_use = reading.in_use
         seen.forward_ends(end, reading.in_use, reading.peak)
         self.held += max(0, seen.held - seen.casts)
 
@@ -132,8 +128,6 @@ class Collector(Listener):
         if self._levels.base is not None:
             self._settle_inputs()
             reading = self.readings.read()
-            if self._runs:
-                self.held -= self._runs[-1].returned(self._end_in_use - reading.in_use)
             peak = reading.peak - self._base - self.held
             self._settle_dropped()
             self._levels.head_forward = max(self._levels.head_forward, peak)

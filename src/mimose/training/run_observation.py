@@ -33,9 +33,6 @@ class RunObservation:
     """Whether its forward kept them."""
     held: int = 0
     """What it holds beyond its outputs, if it is kept."""
-    unexplained: int = 0
-    """What it seems to hold and hooks did not see: some of it may be freed when its call returns.
-    """
     fixed: bool = True
     """Whether it ran without a frame: it cannot be recomputed."""
     saved: int = 0
@@ -81,18 +78,12 @@ class RunObservation:
         self.output_bytes = bytes_of_storages(end.outputs)
         self.was_kept = end.kept
         if self.kept:
-            self.held = max(0, in_use - self.start_in_use - self.output_bytes)
-            self.unexplained = max(0, self.held - end.saved_inside)
+            # What hooks did not see (tensors on a custom Function's ctx, copies of buffers) stays
+            # if the run is recomputed, too. What they saw may have been there before.
+            taken = max(0, in_use - self.start_in_use - self.output_bytes)
+            self.held = min(taken, end.saved_inside)
             self.saved = self.held + bytes_of_storages(end.saved_outputs)
             self.spike = self.forward
-
-    def returned(self, freed_bytes: int) -> int:
-        """So much was freed since its forward ended; how much less it holds than it seemed to."""
-        less = min(self.unexplained, max(0, freed_bytes)) if self.kept else 0
-        self.held -= less
-        self.saved -= less
-        self.unexplained = 0
-        return less
 
     def pass_outputs_on(self, args: Any, kwargs: Any) -> list[weakref.ref[torch.Tensor]]:
         """The next run is given some of its outputs: those that it saves live on anyway.
