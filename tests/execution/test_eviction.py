@@ -682,6 +682,30 @@ def test_a_kept_forward_that_runs_out_of_memory_evicts_others_and_is_recomputed(
     assert_same_buffers(model, plain)
 
 
+@pytest.mark.parametrize("observed", [False, True])
+def test_a_forward_to_be_recomputed_that_runs_out_of_memory_evicts_others_and_runs_again(
+    observed: bool,
+) -> None:
+    director = Script(recomputed=frozenset({1}), observed=observed)
+    plain, model, x = among(HungryInForward, director)
+    expected = one_step(plain, x)
+    LEFT[0] = 1
+    assert one_step(model, x, director) == expected
+    assert director.ran_out_in == [1]
+    assert director.evictor.evicted == [0]
+    assert_same_gradients(model, plain)
+    assert_same_buffers(model, plain)
+
+
+def test_a_forward_to_be_recomputed_fails_where_nothing_can_be_evicted() -> None:
+    director = Script(recomputed=frozenset({0, 1, 2}))
+    _, model, x = among(HungryInForward, director)
+    LEFT[0] = 1
+    with pytest.raises(torch.OutOfMemoryError):
+        one_step(model, x, director)
+    assert director.ran_out_in == []
+
+
 class Fickle(nn.Module):
     """Saves another tensor in its recompute than in its forward, once it is told to."""
 

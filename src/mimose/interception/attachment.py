@@ -66,15 +66,15 @@ class BlockInterceptor(TriedInterceptor):
     def _run(self, directive: Directive, args: Any, kwargs: Any, *, may_fail: bool) -> Any:
         if self.trusted is False:
             return self.plain(args, kwargs)
-        if directive.option is Option.RECOMPUTE:
-            return self._through_forward(directive, args, kwargs)
+        keeps = directive.option is Option.KEEP
         watched = directive.listener is not None or directive.evictor is not None
-        if not (watched or directive.guarded):
+        if keeps and not (watched or directive.guarded):
             return self.plain(args, kwargs)
-        keep = self._through_forward if watched else self._plainly
-        if may_fail and self._may_run_twice(args, kwargs):
-            return self._kept_if_it_fits(keep, directive, args, kwargs)
-        return keep(directive, args, kwargs)
+        call = self._plainly if keeps and not watched else self._through_forward
+        if (keeps or directive.evictor is not None) and may_fail:
+            if self._may_run_twice(args, kwargs):
+                return self._again_if_it_fails(call, directive, args, kwargs)
+        return call(directive, args, kwargs)
 
     def _plainly(self, _: Directive, args: Any, kwargs: Any) -> Any:
         return self.plain(args, kwargs)
@@ -88,18 +88,20 @@ class BlockInterceptor(TriedInterceptor):
         clean = bool(self.trusted) and not self.side_effects
         return alone and clean and are_plain(args, kwargs)
 
-    def _kept_if_it_fits(
-        self, keep: Callable[..., Any], directive: Directive, args: Any, kwargs: Any
+    def _again_if_it_fails(
+        self, call: Callable[..., Any], directive: Directive, args: Any, kwargs: Any
     ) -> Any:
+        """If memory runs out, evict what can be, and run once more without keeping anything."""
         guard = Guard(self.changing, args, kwargs)
         try:
-            return keep(directive, args, kwargs)
+            return call(directive, args, kwargs)
         except Exception as error:
             if not guard.can_help(error):
                 raise
+            freed = directive.evictor is not None and directive.evictor.make_room()
+            if not freed and directive.option is Option.RECOMPUTE:
+                raise  # it would fail in the same way again
             guard.rewind(error)
-        if directive.evictor is not None:
-            directive.evictor.make_room()
         self.director.ran_out(self.index)
         return self._through_forward(
             replace(directive, option=Option.RECOMPUTE, evictor=None), args, kwargs

@@ -119,5 +119,5 @@ class Notifications:
         self._events.noted("recovery", why)
 
     def recomputed_instead(self, block: str) -> None:
-        """A block that was to be kept ran out of memory, and is recomputed."""
-        self._events.noted("recovery", f"block {block} was to be kept and is recomputed")
+        """A block ran out of memory in its forward, and runs again without keeping anything."""
+        self._events.noted("recovery", f"block {block} ran out of memory and is recomputed")
