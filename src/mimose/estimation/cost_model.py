@@ -241,10 +241,14 @@ class CostModel:
         estimator = self._estimator_for(size)
         return estimator is not None and not estimator.covers(size)
 
-    def noisy(self, size: InputSize) -> bool:
-        """Whether the memory of such steps depends on more than the size."""
+    def learns_from_any(self, size: InputSize) -> bool:
+        """Whether each measured step of such a size improves predictions.
+
+        Where observations do not follow the size, more of them do not help: they would only make
+        memory that depends on the size in an odd way seem to depend on something else.
+        """
         estimator = self._own(size)
-        return estimator is not None and estimator.noisy
+        return estimator is None or not (estimator.unfit or estimator.noisy)
 
     def curious(self, size: InputSize) -> bool:
         """Whether observing a step of this size teaches anything."""

@@ -73,8 +73,12 @@ class Estimator:
     @property
     def noisy(self) -> bool:
         """Whether memory depends on more than the size."""
-        unfit = self._fit is not None and not self._fit.fair and len(self) >= _ENOUGH
-        return self._varies or unfit
+        return self._varies or (self.unfit and len(self) >= _ENOUGH)
+
+    @property
+    def unfit(self) -> bool:
+        """Whether the observations do not follow a polynomial of the size."""
+        return self._fit is not None and not self._fit.fair
 
     @property
     def error(self) -> float | None:

@@ -548,10 +548,10 @@ class Engine:
             cost_model.note_gradients(
                 *collector.gradients_allocated, allocates=collector.gradients.most
             )
-        # Where memory depends on more than the size, only a new upper end tells something.
-        noisy = cost_model.noisy(step.expected)
-        measured = step.evictor is not None and step.nesting.alone and not noisy
-        if step.observed or measured or readings.peak > step.predicted_peak:
+        measured = step.evictor is not None and step.nesting.alone
+        teaches = measured and cost_model.learns_from_any(step.expected)
+        # A step that took more than the upper end of what was measured tells something in any case.
+        if step.observed or teaches or readings.peak > step.predicted_peak:
             self._pending.add(step)
 
     def _later_backward_over(self, step: Step) -> None:
