@@ -19,6 +19,7 @@ from mimose.costs.timeline import Profile, RunCost, extra_nanoseconds, peak
 from mimose.errors import ArgumentError
 from mimose.planning.planners import (
     Greedy,
+    GreedyLiteral,
     KeepAll,
     Optimal,
     Planner,
@@ -201,7 +202,7 @@ def test_earlier_block_is_recomputed_first_among_those_of_its_kind(
 @given(tasks(chains.chains))
 def test_fixed_runs_are_never_recomputed(task: tuple[Profile, int]) -> None:
     profile, available = task
-    for planner in (Optimal(), Greedy(), Static(), RecomputeAll(), KeepAll()):
+    for planner in (Optimal(), Greedy(), GreedyLiteral(), Static(), RecomputeAll(), KeepAll()):
         plan = planner.plan(profile, available)
         fixed = [o for r, o in zip(profile.runs, plan.choices, strict=True) if r.fixed]
         assert fixed == [KEEP] * len(fixed)
@@ -374,6 +375,46 @@ def test_greedy_exceeds_a_budget_that_can_be_met() -> None:
     assert Optimal().plan(profile, 110).fits
 
 
+# Greedy, read literally
+
+
+def pseudo_code(profile: Profile, available: int) -> list[int]:
+    """Algorithm 1 as its pseudo-code reads: the runs to recompute, in the order of choice."""
+    left = {k: r.saved for k, r in enumerate(profile.runs) if not r.fixed}
+    excess = profile.head + sum(r.held for r in profile.runs if not r.fixed) - available
+    buckets: list[list[int]] = []
+    for k in sorted(left, key=lambda k: (-left[k], k)):
+        if buckets and left[k] >= 0.9 * left[buckets[-1][0]]:
+            buckets[-1].append(k)
+        else:
+            buckets.append([k])
+    chosen: list[int] = []
+    while excess > 0 and any(buckets):
+        filled = [bucket for bucket in buckets if bucket]
+        candidates = [b for b in filled if max(left[k] for k in b) > excess]
+        top = max(candidates or filled, key=lambda bucket: max(left[k] for k in bucket))
+        taken = min(top)  # the one that runs first
+        top.remove(taken)
+        chosen.append(taken)
+        excess -= left[taken]
+    return chosen
+
+
+@settings(steady, max_examples=300)
+@given(tasks(chains.chains))
+def test_literal_greedy_chooses_what_the_pseudo_code_chooses(task: tuple[Profile, int]) -> None:
+    profile, available = task
+    chosen = pseudo_code(profile, available)
+    expected = [AGAIN if k in chosen else KEEP for k in range(len(profile.runs))]
+    assert list(GreedyLiteral().plan(profile, available).choices) == expected
+
+
+def test_literal_greedy_takes_the_largest_where_greedy_takes_the_nearest() -> None:
+    profile = kept_bytes(10, 40, 100)
+    assert str(Greedy().plan(profile, 150 - 30)) == "KrK"
+    assert str(GreedyLiteral().plan(profile, 150 - 30)) == "KKr"
+
+
 # The others
 
 
@@ -415,6 +456,7 @@ def test_static_plans_anew_for_another_number_of_runs() -> None:
 NAMES = {
     "optimal": Optimal,
     "greedy": Greedy,
+    "greedy_literal": GreedyLiteral,
     "static": Static,
     "keep_all": KeepAll,
     "recompute_all": RecomputeAll,

@@ -81,8 +81,8 @@ def auto_checkpoint(
         blocks: The modules to keep or recompute as a whole, if mimose cannot find them by itself:
             names or globs, classes, modules, a predicate of name and module, or a list of these.
         exclude: Blocks to leave out, selected the same way.
-        planner: `"optimal"`, `"greedy"`, `"static"`, `"keep_all"`, `"recompute_all"`, or an object
-            with `plan(profile, available_bytes)`.
+        planner: `"optimal"`, `"greedy"`, `"greedy_literal"`, `"static"`, `"keep_all"`,
+            `"recompute_all"`, or an object with `plan(profile, available_bytes)`.
         collector: `"ride"` measures blocks while they are kept or recomputed; `"shuttle"` is the
             paper's double forward.
         enforce: Also set the budget as the allocator's hard limit.

@@ -8,6 +8,7 @@ from mimose.planning.plan import NO_PLAN, Plan
 from mimose.planning.plan_cache import CachedPlan, PlanCache
 from mimose.planning.planners import (
     Greedy,
+    GreedyLiteral,
     Guarded,
     KeepAll,
     Optimal,
@@ -21,6 +22,7 @@ __all__ = [
     "NO_PLAN",
     "CachedPlan",
     "Greedy",
+    "GreedyLiteral",
     "Guarded",
     "KeepAll",
     "Optimal",

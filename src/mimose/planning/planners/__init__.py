@@ -5,6 +5,7 @@ from __future__ import annotations
 from mimose.errors import ArgumentError
 from mimose.planning.planners.base import Planner
 from mimose.planning.planners.greedy import Greedy
+from mimose.planning.planners.greedy_literal import GreedyLiteral
 from mimose.planning.planners.guarded import Guarded
 from mimose.planning.planners.optimal import Optimal
 from mimose.planning.planners.static import Static
@@ -12,6 +13,7 @@ from mimose.planning.planners.trivial import KeepAll, RecomputeAll
 
 __all__ = [
     "Greedy",
+    "GreedyLiteral",
     "Guarded",
     "KeepAll",
     "Optimal",
@@ -24,6 +26,7 @@ __all__ = [
 _BY_NAME: dict[str, type[Planner]] = {
     "optimal": Optimal,
     "greedy": Greedy,
+    "greedy_literal": GreedyLiteral,
     "static": Static,
     "keep_all": KeepAll,
     "recompute_all": RecomputeAll,

@@ -21,9 +21,9 @@ class Greedy(Planner):
     The paper's text and its pseudo-code disagree, and this is neither to the letter. The text asks
     for the smallest distance to the excess. The pseudo-code, read literally, takes the top of
     buckets in descending order (the largest that covers the excess), judges a bucket by its largest
-    member, and wants more than the excess. Here the smallest bucket that covers it is taken, judged
-    by the member that would be taken, and just the excess is enough: one layer suffices where one
-    can, and no larger one than needed.
+    member, and wants more than the excess: that is `GreedyLiteral`. Here the smallest bucket that
+    covers it is taken, judged by the member that would be taken, and just the excess is enough: one
+    layer suffices where one can, and no larger one than needed.
 
     It knows nothing of spikes, of the order in which memory is used or of what a recompute itself
     needs, so its plans may exceed the budget: that is part of what it is here to show.
@@ -31,9 +31,8 @@ class Greedy(Planner):
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
         recompute = [False] * len(profile.runs)
-        movable = [(k, run) for k, run in enumerate(profile.runs) if not run.fixed]
-        excess = profile.head + sum(run.held for _, run in movable) - available_bytes
-        buckets = _buckets(movable)
+        excess = excess_of(profile, available_bytes)
+        buckets = buckets_of(profile)
         while excess > 0 and buckets:
             covering = [bucket for bucket in buckets if bucket[0][1].saved >= excess]
             bucket = covering[-1] if covering else buckets[0]
@@ -45,8 +44,15 @@ class Greedy(Planner):
         return Plan.of(profile, recompute, available_bytes)
 
 
-def _buckets(runs: list[tuple[int, RunCost]]) -> list[list[tuple[int, RunCost]]]:
+def excess_of(profile: Profile, available_bytes: int) -> int:
+    """The bytes of all activations together over what is available."""
+    held = sum(run.held for run in profile.runs if not run.fixed)
+    return profile.head + held - available_bytes
+
+
+def buckets_of(profile: Profile) -> list[list[tuple[int, RunCost]]]:
     """Largest bytes first; within a bucket, the order of execution."""
+    runs = [(k, run) for k, run in enumerate(profile.runs) if not run.fixed]
     buckets: list[list[tuple[int, RunCost]]] = []
     largest = 0
     for k, run in sorted(runs, key=lambda pair: -pair[1].saved):
