@@ -14,23 +14,27 @@ from mimose.costs.timeline import Profile, RunCost
 
 
 @st.composite
-def field_chains(draw: st.DrawFn, longest: int = 4, fixed: bool = True) -> Profile:
-    """Chains that the papers' models see as they are: blocks share nothing."""
+def field_chains(draw: st.DrawFn, longest: int = 4, one_gradient: bool = False) -> Profile:
+    """Chains that the papers' models see as they are: blocks share nothing.
+
+    With `one_gradient` all gradients are equal, and every block can be recomputed.
+    """
+    gradients = st.just(draw(st.integers(0, 25))) if one_gradient else st.integers(0, 25)
     runs = []
     for _ in range(draw(st.integers(1, longest))):
-        saved = draw(st.integers(1, 60))
+        saved, forward = draw(st.integers(1, 60)), draw(st.integers(25, 60))
         runs.append(
             RunCost(
                 boundary=draw(st.integers(1, 25)),
-                forward_peak=draw(st.integers(25, 60)),
-                backward_entry=draw(st.integers(0, 25)),
+                forward_peak=forward,
+                backward_entry=draw(gradients),
                 saved=saved,
-                recompute_peak=saved + draw(st.integers(25, 40)),
+                recompute_peak=max(forward, saved + draw(st.integers(25, 40))),
                 backward_peak=draw(st.integers(0, 30)),
                 output_saved=0,
                 droppable_input=0,
                 nanoseconds=draw(st.integers(1, 20)),
-                fixed=fixed and draw(st.integers(0, 7)) == 0,
+                fixed=not one_gradient and draw(st.integers(0, 7)) == 0,
             )
         )
     level = sum(run.boundary for run in runs)
@@ -87,7 +91,8 @@ class Search:
                 yield from self.run(state, state.forwards, keep, room, first=True)
         if state.forwards == self.count and not state.backward and self.head <= room:
             yield 0, state._replace(backward=True)
-        for k in state.inputs:
+        in_head = state.forwards == self.count and not state.backward  # nothing else runs then
+        for k in () if in_head else state.inputs:
             if k < state.forwards and not self.stages[k].fixed:
                 for keep in {k not in state.saved, False}:
                     yield from self.run(state, k, keep, room, first=False)

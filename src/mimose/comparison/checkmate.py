@@ -12,6 +12,11 @@ stored into the next phase. Here the nodes are blocks, and a chain of blocks all
 
 Phases are triangular: blocks after j are done. n blocks make about 2 n² variables. Unlike rotor's,
 these schedules may drop what an earlier phase has stored, and store other things instead.
+
+What the smaller form costs was measured against a search over all schedules of random chains of up
+to five blocks. Where all gradients are equal it lost nothing in 6,000 chains. Where they differ, it
+can pay to recompute a block before its phase, while the gradient is small: 19 of 3,000 chains had a
+faster schedule of this kind, or fitted with it alone. The bound holds for this form.
 """
 
 from __future__ import annotations
@@ -32,7 +37,8 @@ class Checkmate:
 
     The solver is HiGHS, in scipy. Rotor's schedule takes a fraction of a second and is the first
     solution: the solver looks for nothing slower. When the time is over and the solver has found
-    nothing, rotor's is the schedule; `bound_seconds` says what no schedule is faster than.
+    nothing, rotor's is the schedule; `bound_seconds` says what no schedule of this form is faster
+    than.
     """
 
     def __init__(self, time_limit_seconds: float = 60.0, gap: float = 1e-4) -> None:

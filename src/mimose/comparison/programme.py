@@ -46,7 +46,7 @@ class Solution:
     phases: Phases | None
     """None if it found no schedule."""
     bound_nanoseconds: float | None
-    """No schedule has less extra time; None if there is no schedule."""
+    """No schedule of this form has less extra time; None if there is none."""
     timed_out: bool
 
 
@@ -239,10 +239,13 @@ class Programme:
         return next(absent, self._count)
 
 
+def how_to_install_scipy() -> str:
+    """What to do where scipy is missing."""
+    return f"Checkmate's solver is in scipy: {pip_command('bench', 'scikit-learn')} brings it"
+
+
 def _scipy(part: str) -> Any:
     try:
         return importlib.import_module(f"scipy.{part}")
     except ImportError:
-        raise ArgumentError(
-            f"Checkmate's solver is in scipy: {pip_command('bench', 'scikit-learn')} brings it"
-        ) from None
+        raise ArgumentError(how_to_install_scipy()) from None

@@ -107,7 +107,7 @@ class Outcome:
     fits: bool
     """Whether the peak by the timeline is."""
     bound_seconds: float | None = None
-    """A proven lower bound of the extra time, where the planner has one."""
+    """A proven lower bound of the extra time of schedules of the planner's form, if it has one."""
     timed_out: bool = False
     """Whether the planner hit its time limit."""
 
