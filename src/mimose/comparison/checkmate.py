@@ -51,7 +51,10 @@ class Checkmate:
         first = Rotor().found(chain, available_bytes)
         programme = Programme(chain, available_bytes, _nanoseconds(chain, first))
         solution = programme.solve(self._seconds, self._gap)
-        found = first if solution.phases is None else solution.phases.schedule()
+        found = None if solution.phases is None else solution.phases.schedule()
+        if found is None or not _fits(chain, found, available_bytes):
+            # The solver found nothing, or used its tolerance: a billionth of the bytes.
+            found = found if first is None else first
         if found is None:
             found = schedule_of(profile, strictest(profile))
         bound = solution.bound_nanoseconds
@@ -62,6 +65,10 @@ class Checkmate:
             bound_seconds=None if bound is None else bound / 1e9,
             timed_out=solution.timed_out,
         )
+
+
+def _fits(chain: Chain, schedule: Schedule, available_bytes: int) -> bool:
+    return evaluate(chain.as_profile(), schedule).peak_bytes <= available_bytes
 
 
 def _nanoseconds(chain: Chain, schedule: Schedule | None) -> int | None:

@@ -30,9 +30,6 @@ _SCALE = 1000.0
 """What the available bytes and the time of one forward of all blocks are scaled to: the solver's
 tolerances of 1e-6 are then a billionth of either."""
 
-_SLACK = 10**8
-"""One byte in so many is not used, so that these tolerances never exceed what is available."""
-
 _TIMED_OUT = 1
 """scipy's status for a limit that was reached."""
 
@@ -61,7 +58,7 @@ class Programme:
     ) -> None:
         self._stages, self._count = chain.stages, len(chain.stages)
         self._possible = available_bytes > 0
-        self._unit = _SCALE / max(1, available_bytes - available_bytes // _SLACK)
+        self._unit = _SCALE / max(1, available_bytes)
         times = np.cumsum([0, *(stage.nanoseconds for stage in chain.stages)])
         self._times, self._whole = times, max(1, int(times[-1]))
         self._columns: dict[tuple[str, int, int], int] = {}
