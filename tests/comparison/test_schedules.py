@@ -27,7 +27,7 @@ from mimose.costs.timeline import Profile, extra_nanoseconds, peak
 PROFILES = st.one_of(chains.realistic_chains(9, 150), chains.odd_chains(8, 6))
 
 
-@settings(steady, max_examples=400)
+@settings(steady, max_examples=250)
 @given(PROFILES, st.data())
 def test_schedule_of_a_plan_has_exactly_the_peak_and_time_of_the_plan(
     profile: Profile, data: st.DataObject

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from mimose.comparison.compare import Cell, SizeComparison
 from mimose.units import text_of
 
-_WIDTH, _HEIGHT = 760, 380
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 16, 44
+_WIDTH, _HEIGHT = 800, 380
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 200, 16, 44
 _COLOURS = {
     "optimal": "#0b8a7d",
     "greedy": "#2f6fb5",

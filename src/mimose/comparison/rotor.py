@@ -23,10 +23,10 @@ from mimose.comparison.stages import Chain, Outcome, Stage, strictest
 from mimose.costs import Option, Profile
 
 SLOTS = 2000
-"""Into so many slots the available bytes are divided. Sizes are rounded down; if the schedule
-then takes too much, to the nearest slot; and at last up, where it never does and a chain of n
-stages loses at most n slots, 2.4 % of the memory for 48. All three take about half a second for 48
-stages. Up to 2,000 bytes (in tests) the result is exact."""
+"""Into so many slots the available bytes are divided. Sizes are rounded down; if the schedule then
+takes too much, to the nearest slot; and at last up, where it never does. Rounding up loses at most
+two slots a stage and two more, 4.9 % of the memory for 48 stages. All three take at most 0.4 s for
+48 stages. Up to 2,000 bytes (in tests) the result is exact."""
 
 Table: TypeAlias = NDArray[np.float64]
 
@@ -157,11 +157,12 @@ class _Programme:
         end = s + 1 + len(needs)
         rows = self._behind[t, s + 1 : end, slots] + self.least[s, s : end - 1, slots]
         rows += (self._times[s + 1 : end] - self._times[s])[:, None]
-        m = np.arange(self.room + 1)[slots]
-        rows[m[None, :] < needs[:, None]] = np.inf
+        first = slots.start or 0
+        for row, need in zip(rows, needs, strict=True):
+            row[: max(0, need - first)] = np.inf
         return rows
 
-    def _needs_of_splits(self, s: int, t: int) -> NDArray[np.int64]:
+    def _needs_of_splits(self, s: int, t: int) -> list[int]:
         """The slots that the forwards of s … i − 1 need, for each i up to the first fixed one."""
         gradient, needs, highest = self.stages[t].gradient_bytes, [], 0
         for i in range(s, t):
@@ -171,7 +172,7 @@ class _Programme:
             own = stage.input_bytes if i > s else 0
             highest = max(highest, gradient + own + stage.forward_peak_bytes)
             needs.append(highest)
-        return np.array(needs, np.int64)
+        return needs
 
 
 class _Tracer:

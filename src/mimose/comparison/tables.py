@@ -12,8 +12,8 @@ from mimose.units import text_of
 LEGEND = (
     "Share of the time of recomputing every block once. Fits and peaks are by the timeline. "
     "over: the planner takes its schedule to fit, but it exceeds the budget by so much. "
-    "–: the planner finds nothing that fits. ≥: the time limit was reached; nothing is faster than "
-    "this."
+    "–: the planner finds nothing that fits. ≥: the time limit was reached; no schedule of the "
+    "planner's form is faster than this."
 )
 
 
