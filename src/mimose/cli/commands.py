@@ -1,4 +1,4 @@
-"""The commands that need typer and rich: report, plan, demo."""
+"""The commands that need typer and rich: report, plan, compare, demo."""
 
 from __future__ import annotations
 
@@ -272,6 +272,36 @@ def _in_bytes(text: str, option: str = "--budget") -> int:
             f"{option} {text!r}: a percentage or auto needs a device; give bytes, such as 6GiB"
         )
     return total
+
+
+@app.command(
+    epilog="Examples: `mimose compare run.jsonl` · `mimose compare run.jsonl --size 8x120 "
+    "--time-limit 60 -o compare.html`"
+)
+def compare(
+    file: Annotated[Path, typer.Argument(help="A recording.")],
+    size: Annotated[
+        list[str] | None,
+        typer.Option("--size", "-s", help='A recorded size, "8x120" or "120"; may be repeated.'),
+    ] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option("--budget", "-b", help='A budget such as "6GiB"; may be repeated.'),
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds that Checkmate's solver may take for each budget.")
+    ] = 10.0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also write a page (.html, .md).")
+    ] = None,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Compare planners of the field on the costs of a recorded run, without training."""
+    from mimose.cli.comparing import run_comparison
+
+    budgets = [_in_bytes(text) for text in budget or []]
+    for written in run_comparison(file, size or [], budgets, time_limit, output, as_json):
+        _print_status(f"wrote {written}")
 
 
 @app.command(epilog="Examples: `mimose demo` · `mimose demo --output /tmp/demo.html`")

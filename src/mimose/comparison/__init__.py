@@ -5,4 +5,43 @@ operators) is a schedule or a trace here, with its peak and its time. For compar
 training: no other package imports this one, except for the command line.
 """
 
-__all__: list[str] = []
+from mimose.comparison.checkmate import Checkmate
+from mimose.comparison.compare import Comparison, SizeComparison, compare
+from mimose.comparison.drawing import draw
+from mimose.comparison.evaluation import Evaluation, evaluate
+from mimose.comparison.rotor import Rotor
+from mimose.comparison.schedules import Schedule, ScheduleError, schedule_of
+from mimose.comparison.stages import Chain, Outcome, Stage
+from mimose.comparison.sublinear import Sublinear
+from mimose.comparison.tables import (
+    LEGEND,
+    cells,
+    columns,
+    headline,
+    markdown_of_comparison,
+    page_of_comparison,
+)
+
+__all__ = [
+    "LEGEND",
+    "Chain",
+    "Checkmate",
+    "Comparison",
+    "Evaluation",
+    "Outcome",
+    "Rotor",
+    "Schedule",
+    "ScheduleError",
+    "SizeComparison",
+    "Stage",
+    "Sublinear",
+    "cells",
+    "columns",
+    "compare",
+    "draw",
+    "evaluate",
+    "headline",
+    "markdown_of_comparison",
+    "page_of_comparison",
+    "schedule_of",
+]

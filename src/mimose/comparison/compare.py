@@ -1,0 +1,197 @@
+"""Every planner of the field on the costs of one recorded run.
+
+Peaks and fits are those of the timeline, whatever model a planner has planned with. Extra time is
+that of all recomputes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mimose.comparison.checkmate import Checkmate
+from mimose.comparison.programme import how_to_install_scipy
+from mimose.comparison.rotor import Rotor
+from mimose.comparison.stages import Outcome
+from mimose.comparison.sublinear import Sublinear
+from mimose.costs import InputSize, Option, Profile, extra_nanoseconds
+from mimose.errors import ArgumentError
+from mimose.planning import Plan, planner_named
+from mimose.reporting import Outlook, read_recording
+from mimose.units import text_of
+
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
+"""Budgets without --budget: so far from all recomputed to all kept."""
+
+_SHOWN = 8
+"""How many recorded sizes an error message lists."""
+
+Planners = Mapping[str, Callable[[Profile, int], "Plan | Outcome"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One planner under one budget."""
+
+    planner: str
+    extra_seconds: float
+    over_bytes: int
+    """By how much the peak exceeds what is available; 0 if it fits."""
+    claims_to_fit: bool
+    """Whether the planner's own model says that it fits."""
+    planning_seconds: float
+    bound_seconds: float | None = None
+    """What no schedule of the planner's form is faster than, if it tells."""
+    timed_out: bool = False
+
+    @property
+    def fits(self) -> bool:
+        return self.over_bytes == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One budget."""
+
+    budget_bytes: int
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeComparison:
+    """All planners at one input size."""
+
+    size: str
+    blocks: int
+    least_budget_bytes: int
+    """Below this, no plan of one choice a block fits."""
+    easy_budget_bytes: int
+    """From here on everything is kept."""
+    whole_seconds: float
+    """Time of recomputing every block once."""
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All planners on one recording."""
+
+    sizes: tuple[SizeComparison, ...]
+    remarks: tuple[str, ...]
+
+
+def compare(
+    file: Path,
+    sizes: Sequence[str] = (),
+    budgets: Sequence[int] = (),
+    time_limit_seconds: float = 10.0,
+) -> Comparison:
+    """Compare all planners on a recording: at the largest recorded size, or at these."""
+    recording = read_recording(file)
+    outlook = Outlook.of(recording)
+    known = _profiles(outlook, [step.size for step in recording.steps])
+    if not known:
+        raise ArgumentError(f"{file} has no observed steps yet: train a few more steps")
+    planners, remarks = planners_of_the_field(time_limit_seconds)
+    if recording.remark:
+        remarks = (f"{file}: {recording.remark}", *remarks)
+    chosen = [_size_named(text, list(known)) for text in sizes]
+    chosen = chosen or [max(known, key=lambda size: outlook.easy_budget(known[size]))]
+    compared = [_at(outlook, known[size], planners, budgets) for size in dict.fromkeys(chosen)]
+    return Comparison(tuple(compared), (*remarks, *_below(compared)))
+
+
+def _below(compared: Sequence[SizeComparison]) -> list[str]:
+    """A remark on budgets that no plan can meet."""
+    return [
+        f"{text_of(row.budget_bytes)} is less than a plan of one choice a block needs at size "
+        f"{size.size}, {text_of(size.least_budget_bytes)}: only other schedules may fit."
+        for size in compared
+        for row in size.rows
+        if row.budget_bytes < size.least_budget_bytes
+    ]
+
+
+def planners_of_the_field(time_limit_seconds: float) -> tuple[Planners, tuple[str, ...]]:
+    """All planners by name; and a remark on each that is left out."""
+    planners: dict[str, Callable[[Profile, int], Plan | Outcome]] = {
+        name: planner_named(name).plan for name in ("optimal", "greedy", "greedy_literal")
+    }
+    planners["sublinear"] = Sublinear().schedule
+    planners["rotor"] = Rotor().schedule
+    if importlib.util.find_spec("scipy") is None:
+        return planners, (f"checkmate is left out. {how_to_install_scipy()}",)
+    planners["checkmate"] = Checkmate(time_limit_seconds).schedule
+    return planners, ()
+
+
+def _profiles(outlook: Outlook, sizes: Sequence[InputSize]) -> dict[InputSize, Profile]:
+    """The costs of the recorded sizes, as far as they are known."""
+    profiles = ((size, outlook.profile(size)) for size in dict.fromkeys(sizes))
+    return {size: profile for size, profile in profiles if profile is not None}
+
+
+def _size_named(text: str, sizes: list[InputSize]) -> InputSize:
+    """The recorded size that is written like this, or whose last dimension is this number."""
+    wanted = text.replace("x", "×").replace(" ", "")
+    for size in sizes:
+        if wanted == str(size).replace(" ", ""):
+            return size
+    lengths = {str(size).split("×")[-1]: size for size in sizes}
+    if wanted in lengths:
+        return lengths[wanted]
+    shown = ", ".join(map(str, sizes[:_SHOWN])) + ("…" if sizes[_SHOWN:] else "")
+    raise ArgumentError(f"--size {text!r} is not among the recorded sizes: {shown}")
+
+
+def _at(
+    outlook: Outlook, profile: Profile, planners: Planners, budgets: Sequence[int]
+) -> SizeComparison:
+    least, easy = outlook.least_budget(profile), outlook.easy_budget(profile)
+    whole = extra_nanoseconds(profile, [Option.RECOMPUTE] * len(profile.runs)) / 1e9
+    wanted = budgets or sorted({int(least + share * (easy - least)) for share in SHARES})
+    return SizeComparison(
+        size=str(profile.size),
+        blocks=len(profile.runs),
+        least_budget_bytes=least,
+        easy_budget_bytes=easy,
+        whole_seconds=whole,
+        rows=tuple(_row(outlook, profile, planners, budget) for budget in wanted),
+    )
+
+
+def _row(outlook: Outlook, profile: Profile, planners: Planners, budget: int) -> Row:
+    available = outlook.available(profile, budget)
+    if available <= 0:
+        raise ArgumentError(
+            f"--budget {text_of(budget)} leaves nothing for a step of size {profile.size}: "
+            f"{text_of(outlook.base_bytes(profile))} are in use before it, and a share is kept in "
+            f"reserve. Give at least {text_of(outlook.least_budget(profile))}"
+        )
+    return Row(
+        budget, tuple(_cell(name, plan, profile, available) for name, plan in planners.items())
+    )
+
+
+def _cell(
+    name: str, plan: Callable[[Profile, int], Plan | Outcome], profile: Profile, available: int
+) -> Cell:
+    start = time.perf_counter()
+    made = plan(profile, available)
+    took = time.perf_counter() - start
+    over = max(0, made.peak_bytes - available)
+    if isinstance(made, Plan):  # greedy planners take every plan of theirs to fit
+        claims = made.fits or name != "optimal"
+        return Cell(name, made.extra_seconds, over, claims, took)
+    return Cell(
+        name,
+        made.extra_seconds,
+        over,
+        made.claims_to_fit,
+        took,
+        made.bound_seconds,
+        made.timed_out,
+    )
