@@ -5,4 +5,21 @@ operators) is a schedule or a trace here, with its peak and its time. For compar
 training: no other package imports this one, except for the command line.
 """
 
-__all__: list[str] = []
+from mimose.comparison.dtr import Action, Failure, Outcome, simulate
+from mimose.comparison.dtr_heuristics import HEURISTICS, Heuristic
+from mimose.comparison.trace import Call, Constant, Event, Output, Release, Trace
+
+__all__ = [
+    "HEURISTICS",
+    "Action",
+    "Call",
+    "Constant",
+    "Event",
+    "Failure",
+    "Heuristic",
+    "Outcome",
+    "Output",
+    "Release",
+    "Trace",
+    "simulate",
+]
