@@ -273,7 +273,7 @@ class _Runtime:
         score, now = self.heuristic.score, self.now
         lowest, cheapest = math.inf, None
         for storage in self._evictable:
-            its_score = score(storage, now)
+            its_score = score(storage, now, lowest)
             if its_score <= lowest:
                 lowest, cheapest = its_score, storage
         assert cheapest is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import final
 
@@ -27,8 +28,11 @@ class Heuristic(ABC):
         return self.accesses
 
     @abstractmethod
-    def score(self, storage: Storage, now: int) -> float:
-        """The cost of evicting this resident storage at this time."""
+    def score(self, storage: Storage, now: int, lowest: float = math.inf) -> float:
+        """The cost of evicting this resident storage at this time.
+
+        A score that must be above `lowest` may be any number above it: another storage is cheaper.
+        """
 
     def evicted(self, storage: Storage) -> None:  # noqa: B027 - most heuristics keep nothing
         """Note that this storage was just evicted."""
@@ -41,7 +45,7 @@ class Heuristic(ABC):
 class LeastRecentlyUsed(Heuristic):
     """h_LRU: what was not used for the longest time goes first."""
 
-    def score(self, storage: Storage, now: int) -> float:
+    def score(self, storage: Storage, now: int, lowest: float = math.inf) -> float:
         self.accesses += 1
         return storage.last_access
 
@@ -50,7 +54,7 @@ class LeastRecentlyUsed(Heuristic):
 class LargestFirst(Heuristic):
     """h_size: the largest goes first, so that few evictions are needed."""
 
-    def score(self, storage: Storage, now: int) -> float:
+    def score(self, storage: Storage, now: int, lowest: float = math.inf) -> float:
         self.accesses += 1
         return 1 / storage.size_bytes if storage.size_bytes else math.inf
 
@@ -63,7 +67,7 @@ class MemorySavedPerSecond(Heuristic):
         super().__init__()
         self._ancestors = _evicted_ancestors()
 
-    def score(self, storage: Storage, now: int) -> float:
+    def score(self, storage: Storage, now: int, lowest: float = math.inf) -> float:
         self.accesses += 1
         nanoseconds = storage.nanoseconds + self._ancestors.of(storage)
         return nanoseconds / storage.size_bytes if storage.size_bytes else math.inf
@@ -90,10 +94,13 @@ class ExactNeighbourhood(Heuristic):
         super().__init__()
         self._ancestors, self._descendants = _evicted_ancestors(), _evicted_descendants()
 
-    def score(self, storage: Storage, now: int) -> float:
+    def score(self, storage: Storage, now: int, lowest: float = math.inf) -> float:
         self.accesses += 1
+        divisor = storage.size_bytes * (now - storage.last_access)
+        if divisor == 0 or storage.nanoseconds / divisor > lowest:
+            return math.inf
         evicted = self._ancestors.of(storage) + self._descendants.of(storage)
-        return _per_byte_and_staleness(storage.nanoseconds + evicted, storage, now)
+        return (storage.nanoseconds + evicted) / divisor
 
     def evicted(self, storage: Storage) -> None:
         self._ancestors.changed(storage)
@@ -118,32 +125,40 @@ class EquivalenceClasses(Heuristic):
     def __init__(self) -> None:
         super().__init__()
         self._classes: dict[Storage, _Class] = {}
+        self._beside: defaultdict[Storage, dict[Storage, _Class]] = defaultdict(dict)
+        """For each storage the evicted ones next to it, with their classes: scores are read far
+        more often than storages are evicted."""
 
-    def score(self, storage: Storage, now: int) -> float:
+    def score(self, storage: Storage, now: int, lowest: float = math.inf) -> float:
         self.accesses += 1
+        divisor = storage.size_bytes * (now - storage.last_access)
+        if divisor == 0 or storage.nanoseconds / divisor > lowest:
+            return math.inf
         nanoseconds = storage.nanoseconds
         for found in self._classes_beside(storage):
             nanoseconds += found.nanoseconds
-        return _per_byte_and_staleness(nanoseconds, storage, now)
+        return nanoseconds / divisor
 
     def evicted(self, storage: Storage) -> None:
-        merged = _Class(storage.nanoseconds)
+        merged = self._classes[storage] = _Class(storage.nanoseconds)
         for found in self._classes_beside(storage):
             found.parent = merged
             merged.nanoseconds += found.nanoseconds
-        self._classes[storage] = merged
+        for neighbour in (*storage.parents, *storage.children):
+            self._beside[neighbour][storage] = merged
 
     def returned(self, storage: Storage) -> None:
         its_class = self._classes.pop(storage, None)
-        if its_class is not None:
-            its_class.root().nanoseconds -= storage.nanoseconds
+        if its_class is None:  # it is computed for the first time
+            return
+        its_class.root().nanoseconds -= storage.nanoseconds
+        for neighbour in (*storage.parents, *storage.children):
+            self._beside[neighbour].pop(storage, None)
 
     def _classes_beside(self, storage: Storage) -> set[_Class]:
-        classes = self._classes
-        self.accesses += len(storage.parents) + len(storage.children)
-        found = {classes[one] for one in storage.parents if one in classes}
-        found.update([classes[one] for one in storage.children if one in classes])
-        return {one.root() for one in found}
+        evicted = self._beside[storage]
+        self.accesses += len(evicted)
+        return {one.root() for one in evicted.values()}
 
 
 HEURISTICS: dict[str, type[Heuristic]] = {
@@ -154,11 +169,6 @@ HEURISTICS: dict[str, type[Heuristic]] = {
     "h_size": LargestFirst,
 }
 """The heuristics, by their names in the paper."""
-
-
-def _per_byte_and_staleness(nanoseconds: float, storage: Storage, now: int) -> float:
-    divisor = storage.size_bytes * (now - storage.last_access)
-    return nanoseconds / divisor if divisor > 0 else math.inf
 
 
 @final
