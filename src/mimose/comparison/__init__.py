@@ -8,6 +8,8 @@ training: no other package imports this one, except for the command line.
 from mimose.comparison.dtr import Action, Failure, Outcome, simulate
 from mimose.comparison.dtr_heuristics import HEURISTICS, Heuristic
 from mimose.comparison.trace import Call, Constant, Event, Output, Release, Trace
+from mimose.comparison.trace_file import read_trace, write_trace
+from mimose.comparison.tracer import record_trace
 
 __all__ = [
     "HEURISTICS",
@@ -21,5 +23,8 @@ __all__ = [
     "Output",
     "Release",
     "Trace",
+    "read_trace",
+    "record_trace",
     "simulate",
+    "write_trace",
 ]
