@@ -5,8 +5,9 @@ operators) is a schedule or a trace here, with its peak and its time. For compar
 training: no other package imports this one, except for the command line.
 """
 
-from mimose.comparison.dtr import Action, Failure, Outcome, simulate
+from mimose.comparison.dtr import Outcome, simulate
 from mimose.comparison.dtr_heuristics import HEURISTICS, Heuristic
+from mimose.comparison.dtr_runtime import Action, Failure
 from mimose.comparison.trace import Call, Constant, Event, Output, Release, Trace
 from mimose.comparison.trace_file import read_trace, write_trace
 from mimose.comparison.tracer import record_trace
