@@ -1,4 +1,4 @@
-"""The commands that need typer and rich: report, plan, demo."""
+"""The commands that need typer and rich: report, plan, trace, demo."""
 
 from __future__ import annotations
 
@@ -272,6 +272,50 @@ def _in_bytes(text: str, option: str = "--budget") -> int:
             f"{option} {text!r}: a percentage or auto needs a device; give bytes, such as 6GiB"
         )
     return total
+
+
+@app.command(
+    epilog="Examples: `mimose trace my_project.train:make_step` · "
+    "`mimose trace trace.jsonl --heuristic h_DTR^eq` · `mimose trace trace.jsonl --json`"
+)
+def trace(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="module:function that returns a function of one step, or a recorded trace."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File for the recorded trace.")
+    ] = Path("trace.jsonl"),
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; by default cuda if there is one.")
+    ] = None,
+    heuristic: Annotated[
+        list[str] | None,
+        typer.Option(help="A heuristic such as h_DTR^eq; may be repeated. By default all."),
+    ] = None,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Record the operators of a training step, and simulate DTR on them."""
+    from mimose.cli import trace as tracing
+    from mimose.comparison import write_trace
+
+    heuristics = tracing.known_heuristics(heuristic or [])
+    records = not tracing.is_trace_file(source)
+    if records:
+        refuse_file(output, "--output", like="trace.jsonl")
+    recorded = tracing.load_or_record(source, device)
+    if records:
+        write_trace(recorded, output)
+        _print_status(f"wrote {output}")
+    comparison = tracing.compare(recorded, heuristics)
+    if as_json:
+        print(json.dumps(comparison.to_plain()))
+        return
+    from mimose.cli.terminal import trace_table
+
+    Console().print(trace_table(comparison))
 
 
 @app.command(epilog="Examples: `mimose demo` · `mimose demo --output /tmp/demo.html`")
