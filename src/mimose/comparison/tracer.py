@@ -217,8 +217,13 @@ def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """The arguments that an operator changes in place, by its schema."""
-    for at, argument in enumerate(func._schema.arguments):
+    """The arguments that an operator changes in place, by its schema.
+
+    A change that the schema does not declare, such as that of batch normalisation's running
+    statistics, is not recorded.
+    """
+    schema = getattr(func, "_schema", None)  # higher-order operators have none
+    for at, argument in enumerate(schema.arguments if schema is not None else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from tensors_in(args[at] if at < len(args) else kwargs.get(argument.name))
 
