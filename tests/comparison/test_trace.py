@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -333,3 +334,11 @@ def test_the_command_refuses_in_one_line(
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert expected in err
     assert not Path("trace.jsonl").exists()
+
+
+def test_the_file_in_the_documentation_can_be_read(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "traces.md"
+    (shown,) = re.findall(r"```json\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    (tmp_path / "shown.jsonl").write_text(shown)
+    trace = read_trace(tmp_path / "shown.jsonl")
+    assert (len(trace.calls), trace.survivors) == (3, (3,))
