@@ -144,13 +144,13 @@ def test_what_cannot_be_is_answered_in_one_line(
 
 
 def test_help_comes_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("report", "plan", "demo"):
+    for command in ("report", "plan", "trace", "demo"):
         status, out, _ = said(capsys, command, "--help")
         assert status == 0
         assert f"mimose {command}" in out.partition("Examples")[2]
     status, out, _ = said(capsys, "--help")
     assert status == 0
-    for command in ("report", "plan", "demo", "doctor", "bench"):
+    for command in ("report", "plan", "trace", "demo", "doctor", "bench"):
         assert command in out
 
 

@@ -1,4 +1,4 @@
-"""The commands that need typer and rich: report, plan, compare, demo."""
+"""The commands that need typer and rich: report, plan, compare, trace, demo."""
 
 from __future__ import annotations
 
@@ -302,6 +302,50 @@ def compare(
     budgets = [_in_bytes(text) for text in budget or []]
     for written in run_comparison(file, size or [], budgets, time_limit, output, as_json):
         _print_status(f"wrote {written}")
+
+
+@app.command(
+    epilog="Examples: `mimose trace my_project.train:make_step` · "
+    "`mimose trace trace.jsonl --heuristic h_DTR^eq` · `mimose trace trace.jsonl --json`"
+)
+def trace(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="module:function that returns a function of one step, or a recorded trace."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File for the recorded trace.")
+    ] = Path("trace.jsonl"),
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; by default cuda if there is one.")
+    ] = None,
+    heuristic: Annotated[
+        list[str] | None,
+        typer.Option(help="A heuristic such as h_DTR^eq; may be repeated. By default all."),
+    ] = None,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Record the operators of a training step, and simulate DTR on them."""
+    from mimose.cli import trace as tracing
+    from mimose.comparison import write_trace
+
+    heuristics = tracing.known_heuristics(heuristic or [])
+    records = not tracing.is_trace_file(source)
+    if records:
+        refuse_file(output, "--output", like="trace.jsonl")
+    recorded = tracing.load_or_record(source, device)
+    if records:
+        write_trace(recorded, output)
+        _print_status(f"wrote {output}")
+    comparison = tracing.compare(recorded, heuristics)
+    if as_json:
+        print(json.dumps(comparison.to_plain()))
+        return
+    from mimose.cli.terminal import trace_table
+
+    Console().print(trace_table(comparison))
 
 
 @app.command(epilog="Examples: `mimose demo` · `mimose demo --output /tmp/demo.html`")

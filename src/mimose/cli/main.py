@@ -15,6 +15,7 @@ COMMANDS = {
     "report": "Make a page from a recorded run or from benchmark results.",
     "plan": "Predict time and memory under other budgets or lengths, without training.",
     "compare": "Compare planners of the field on the costs of a recorded run, without training.",
+    "trace": "Record the operators of a training step, and simulate DTR on them.",
     "demo": "Train a small encoder four ways and compare: about a minute on a CPU.",
     "doctor": "Check this machine, and optionally a model, for problems.",
     "bench": "Benchmark training under a memory budget on this machine.",

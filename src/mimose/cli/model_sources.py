@@ -1,11 +1,12 @@
-"""The model that `mimose doctor` checks: from user code or from a transformers configuration."""
+"""Models and steps that commands work on: from user code or a transformers configuration."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -23,24 +24,60 @@ def load_model(target: str) -> nn.Module:
         raise ArgumentError(
             f"--model must be module:factory, such as my_project.nets:make; got {target!r}"
         )
-    sys.path.insert(0, os.getcwd())
     try:
-        made = importlib.import_module(module_name)
-        for name in attribute.split("."):
-            made = getattr(made, name)
-        model = made if isinstance(made, nn.Module) else made()  # type: ignore[operator]
+        made = _imported(module_name, attribute)
+        model = made if isinstance(made, nn.Module) else made()
     except Exception as error:
         raise ArgumentError(
             f"--model {target!r} failed: {type(error).__name__}: {error}. The module must be "
             "importable from this folder, and the factory must take no arguments"
         ) from None
-    finally:
-        sys.path.remove(os.getcwd())
     if not isinstance(model, nn.Module):
         raise ArgumentError(
             f"--model {target!r} returned a {type(model).__name__}, not an nn.Module"
         )
     return model
+
+
+def load_step(target: str) -> Callable[[], object]:
+    """The step that `module:function` returns: a function that runs one training step."""
+    module_name, _, attribute = target.partition(":")
+    if not module_name or not attribute:
+        raise ArgumentError(
+            f"{target!r} is neither a trace file nor module:function, such as "
+            "my_project.train:make_step"
+        )
+    try:
+        step = _imported(module_name, attribute)()
+    except Exception as error:
+        raise ArgumentError(
+            f"{target!r} failed: {reason(error)}. The module must be importable from this folder, "
+            "and the function must take no arguments"
+        ) from None
+    if not callable(step):
+        raise ArgumentError(
+            f"{target!r} returned {step!r:.60}. It must return a function without "
+            "arguments that runs one training step, forward and backward"
+        )
+    return cast("Callable[[], object]", step)
+
+
+def reason(error: Exception) -> str:
+    """The kind of an error and the first line of its message."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}"
+
+
+def _imported(module_name: str, attribute: str) -> Any:
+    """An attribute of a module that can be imported from the current folder."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+        for name in attribute.split("."):
+            found = getattr(found, name)
+        return found
+    finally:
+        sys.path.remove(os.getcwd())
 
 
 def load_config(name: str) -> nn.Module:

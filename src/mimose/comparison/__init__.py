@@ -8,6 +8,9 @@ training: no other package imports this one, except for the command line.
 from mimose.comparison.checkmate import Checkmate
 from mimose.comparison.compare import Comparison, SizeComparison, compare
 from mimose.comparison.drawing import draw
+from mimose.comparison.dtr import Simulation, simulate
+from mimose.comparison.dtr_heuristics import HEURISTICS, Heuristic
+from mimose.comparison.dtr_runtime import Action, Failure
 from mimose.comparison.evaluation import Evaluation, evaluate
 from mimose.comparison.rotor import Rotor
 from mimose.comparison.schedules import Schedule, ScheduleError, schedule_of
@@ -21,20 +24,34 @@ from mimose.comparison.tables import (
     markdown_of_comparison,
     page_of_comparison,
 )
+from mimose.comparison.trace import Call, Constant, Event, Output, Release, Trace
+from mimose.comparison.trace_file import read_trace, write_trace
+from mimose.comparison.tracer import record_trace
 
 __all__ = [
+    "HEURISTICS",
     "LEGEND",
+    "Action",
+    "Call",
     "Chain",
     "Checkmate",
     "Comparison",
+    "Constant",
     "Evaluation",
+    "Event",
+    "Failure",
+    "Heuristic",
     "Outcome",
+    "Output",
+    "Release",
     "Rotor",
     "Schedule",
     "ScheduleError",
+    "Simulation",
     "SizeComparison",
     "Stage",
     "Sublinear",
+    "Trace",
     "cells",
     "columns",
     "compare",
@@ -43,5 +60,9 @@ __all__ = [
     "headline",
     "markdown_of_comparison",
     "page_of_comparison",
+    "read_trace",
+    "record_trace",
     "schedule_of",
+    "simulate",
+    "write_trace",
 ]
