@@ -57,10 +57,10 @@ def _against_others() -> Iterator[Claim]:
     """The paper's tasks, against everybody."""
     main, eight = _main(), _eightfold()
     all_, static, paper, oracle = (
-        _means(main, rival) for rival in ("torch-all", "static", "paper", "oracle")
+        _means(main, rival) for rival in ("torch-all", "static", "greedy+shuttle", "oracle")
     )
     fair, three = _means(main, "static", _without("TC-Bert")), _without("QA-XLNet")
-    larger = [_means(eight, rival) for rival in ("torch-all", "static", "paper", "oracle")]
+    larger = [_means(eight, rival) for rival in ("torch-all", "static", "greedy+shuttle", "oracle")]
     larger_fair = _means(eight, "static", _without("TC-Bert"))
     yield Claim(
         README,
@@ -95,11 +95,11 @@ def _against_others() -> Iterator[Claim]:
     yield Claim(PAGE, f"it takes {all_:.2f} of the time where launches are the limit and")
     by_round = [
         " and ".join(f"{_mean_of_round(rival, n):.3f}" for n in (0, 1)) + f" (`{rival}`)"
-        for rival in ("torch-all", "static", "paper", "oracle")
+        for rival in ("torch-all", "static", "greedy+shuttle", "oracle")
     ]
     apart = max(
         (ratio.high - ratio.low) / ratio.low
-        for rival in ("torch-all", "static", "paper", "oracle", "plain")
+        for rival in ("torch-all", "static", "greedy+shuttle", "oracle", "plain")
         for cell in main.cells_of_paper
         if (ratio := main.ratio(*cell, "mimose", rival)) is not None
     )
@@ -164,7 +164,7 @@ def _out_of_memory() -> Iterator[Claim]:
         return rounds[0]
 
     assert failed("mimose", main.tasks) == 0
-    assert failed("paper", main.tasks) == 1
+    assert failed("greedy+shuttle", main.tasks) == 1
     runs = 2 * len(main.cells_of_paper)
     yield Claim(PAGE, f"No step ran out of memory in {200 * runs:,}")
     yield Claim(
@@ -219,18 +219,18 @@ def _papers() -> Iterator[Claim]:
     """The paper's scheduler and collector."""
     main, eight = _main(), _eightfold()
     cells = main.cells_of_paper
-    ratios = [ratio for cell in cells if (ratio := main.ratio(*cell, "mimose", "paper"))]
+    ratios = [ratio for cell in cells if (ratio := main.ratio(*cell, "mimose", "greedy+shuttle"))]
     yield Claim(
         PAGE,
-        f"{_means(main, 'paper'):.2f} of their time on average, between "
+        f"{_means(main, 'greedy+shuttle'):.2f} of their time on average, between "
         f"{between([r.median for r in ratios], '.2f', ' and ')} by cell; at scale 8 "
-        f"{_means(eight, 'paper'):.2f}",
+        f"{_means(eight, 'greedy+shuttle'):.2f}",
     )
     collectors = [
         theirs.collector / ours.collector
         for cell in cells
         for ours, theirs in zip(
-            main.overhead(*cell, "mimose"), main.overhead(*cell, "paper"), strict=True
+            main.overhead(*cell, "mimose"), main.overhead(*cell, "greedy+shuttle"), strict=True
         )
     ]
     yield Claim(
@@ -238,7 +238,7 @@ def _papers() -> Iterator[Claim]:
         f"Its collector costs {between(collectors, '.1f', ' to ')} times as much "
         f"({statistics.median(collectors):.1f} in the middle)",
     )
-    both = [main.recomputed_by_both(*cell, "mimose", "paper") for cell in cells]
+    both = [main.recomputed_by_both(*cell, "mimose", "greedy+shuttle") for cell in cells]
     more = sum(pair is not None and pair[0] > pair[1] for pair in both)
     yield Claim(PAGE, f"mimose recomputed more in {more} of {len(cells)} cells")
     missed = [100 * _missed_by_greedy(*cell) for cell in cells]
@@ -247,7 +247,10 @@ def _papers() -> Iterator[Claim]:
 
 def _missed_by_greedy(task: str, budget: int) -> float:
     """The share of steps for which the paper's scheduler makes a plan that does not fit."""
-    survey, steps = _main().results.surveys[task], _main().runs(task, budget, "paper")[0].steps
+    survey, steps = (
+        _main().results.surveys[task],
+        _main().runs(task, budget, "greedy+shuttle")[0].steps,
+    )
     shapes = [(rows, length) for rows, (length,) in zip(steps.rows, steps.lengths, strict=True)]
     fits = {s: survey.plan(_size(survey, *s), budget, Greedy()).fits for s in set(shapes)}
     return statistics.fmean(not fits[shape] for shape in shapes)
@@ -358,13 +361,16 @@ def _single() -> Iterator[Claim]:
     quick, t5 = _sheet("-quick"), _sheet("-t5")
     budget = quick.limits("SFT-Llama")[0]["total_bytes"]
     ours, oracle = (quick.runs("SFT-Llama", budget, n)[0] for n in ("mimose", "oracle"))
-    to = {n: _ratio(quick, "SFT-Llama", n) for n in ("torch-all", "static", "paper", "oracle")}
+    to = {
+        n: _ratio(quick, "SFT-Llama", n)
+        for n in ("torch-all", "static", "greedy+shuttle", "oracle")
+    }
     seen = sum(ours.steps.observed)
     yield Claim(
         PAGE,
         f"SFT-Llama takes {to['torch-all']} of `torch-all`, {to['static']} of `static`, "
-        f"{to['paper']} of `paper` and {to['oracle']} of the oracle, in 40 steps of which "
-        f"{seen} are "
+        f"{to['greedy+shuttle']} of `greedy+shuttle` and {to['oracle']} of the oracle, in 40 "
+        f"steps of which {seen} are "
         "observed. T5-base, with two lengths that vary, takes "
         f"{_ratio(t5, 'T5-base', 'torch-all')} "
         f"of `torch-all`, {_ratio(t5, 'T5-base', 'hf')} of transformers' own checkpointing and "

@@ -34,7 +34,7 @@ def bench(*words: object) -> Result:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bench") / "results.jsonl"
-    who = "plain,torch-all,static,paper,mimose,oracle"
+    who = "plain,torch-all,static,greedy+shuttle,mimose,oracle"
     result = bench(*QUICKLY, "--contestants", who, "--rounds", 2, "--out", path)
     assert result.exit_code == 0, result.output
     return path
@@ -75,7 +75,7 @@ def test_contestants_take_turns_and_begin_in_another_order_each_round(measured: 
 
 def test_the_same_command_measures_nothing_again(measured: Path) -> None:
     before = measured.read_bytes()
-    who = "plain,torch-all,static,paper,mimose,oracle"
+    who = "plain,torch-all,static,greedy+shuttle,mimose,oracle"
     result = bench(*QUICKLY, "--contestants", who, "--rounds", 2, "--out", measured)
     assert result.exit_code == 0
     assert measured.read_bytes() == before
@@ -155,7 +155,7 @@ def test_a_time_limit_stops_between_runs(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--tasks", "QA-GPT"), "there is no task 'QA-GPT'"),
-        (("--contestants", "dtr"), "there is no contestant 'dtr'"),
+        (("--contestants", "nobody"), "there is no contestant 'nobody'"),
         (("--precision", "fp8"), "--precision fp8"),
         (("--tight", "half"), "'half' is not a number"),
         (("--budget", "1MiB"), "below the floor of TC-Bert"),
@@ -194,6 +194,7 @@ def test_a_file_measured_otherwise_is_refused_and_left_alone(measured: Path) -> 
         ("machine", "another", "with machine another"),
         ("environment", {"OMP_NUM_THREADS": "99"}, "with environment {'OMP_NUM_THREADS': '99'}"),
         ("format", 99, "has format 99"),
+        ("format", 1, "has format 1, and new runs are written in format 2"),
     ],
 )
 def test_a_file_of_another_version_is_refused(
@@ -205,6 +206,16 @@ def test_a_file_of_another_version_is_refused(
     result = bench(*QUICKLY, "--out", path)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_what_older_files_call_paper_is_the_hybrid_of_its_scheduler_and_mimose(
+    measured: Path, tmp_path: Path
+) -> None:
+    header, rest = measured.read_text().split("\n", 1)
+    path = tmp_path / "old.jsonl"
+    older = rest.replace('"greedy+shuttle"', '"paper"')
+    path.write_text(json.dumps({**json.loads(header), "format": 1}) + "\n" + older)
+    assert read(path).records.keys() == read(measured).records.keys()
 
 
 @pytest.mark.parametrize(

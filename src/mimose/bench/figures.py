@@ -21,7 +21,9 @@ _COLOURS = {
     "hf": "tab:olive",
     "hf-every-n": "tab:brown",
     "static": "tab:purple",
-    "paper": "tab:green",
+    "paper": "darkgreen",
+    "greedy+shuttle": "tab:green",
+    "dtr": "tab:red",
     "mimose": "tab:blue",
     "oracle": "black",
     "compile-budget": "tab:pink",
@@ -79,7 +81,7 @@ def overhead(sheet: Sheet, task: str, axis: Any) -> None:
     cells = [
         (f"{who}\n{limit['label']}", found[0])
         for limit in sheet.limits(task)
-        for who in ("mimose", "paper")
+        for who in ("mimose", "greedy+shuttle")
         if (found := sheet.overhead(task, limit["total_bytes"], who))
     ]
     names, bottoms = [name for name, _ in cells], np.zeros(len(cells))

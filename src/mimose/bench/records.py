@@ -19,7 +19,9 @@ from mimose.bench.extras import BenchError
 from mimose.bench.harness import Run, Steps
 from mimose.bench.survey import Survey
 
-FORMAT = 1
+FORMAT = 2
+"""Format 1 is read, too: what it calls `paper` is the contestant `greedy+shuttle`."""
+_READ = (1, 2)
 _BEFORE = {"leg": 0}
 """Conditions that older files do not name."""
 
@@ -97,6 +99,11 @@ class ResultsFile:
             _append(path, header)
             return cls(Results(path, header))
         results = read(path)
+        if results.header["format"] != FORMAT:
+            raise BenchError(
+                f"{path} has format {results.header['format']}, and new runs are written in format "
+                f"{FORMAT}: write to another --out"
+            )
         _refuse_other(results, header)
         _drop_cut_line(path)
         return cls(results)
@@ -132,11 +139,11 @@ def read(path: Path) -> Results:
     header = _parsed(lines[0]) if lines else None
     if header is None or header.get("kind") != "header":
         raise BenchError(f"{path} is not a results file of mimose bench")
-    if header.get("format") != FORMAT:
+    if header.get("format") not in _READ:
         raise BenchError(
             f"{path} has format {header.get('format')} (mimose {header.get('mimose')}); this is "
-            f"mimose {mimose.__version__}, which reads format {FORMAT}: measure anew into another "
-            "--out"
+            f"mimose {mimose.__version__}, which reads formats {_READ[0]} to {FORMAT}: measure "
+            "anew into another --out"
         )
     results = Results(path, header)
     for line in lines[1:]:
@@ -157,6 +164,8 @@ def _take(results: Results, entry: dict[str, Any]) -> None:
     elif kind == "run":
         entry["run"] = Run(**{**entry["run"], "steps": Steps(**entry["run"]["steps"])})
         own = {name: entry[name] for name in ("task", "budget_bytes", "contestant", "round", "run")}
+        if results.header["format"] == 1 and own["contestant"] == "paper":
+            own["contestant"] = "greedy+shuttle"
         record = Record(**own, code=Code.of(entry))
         results.records[record.key] = record
 

@@ -10,7 +10,17 @@ from mimose.bench.goals import fullest, goals, left_out_of_static
 from mimose.bench.workloads import PAPER_TASKS
 from mimose.units import GIB, text_of
 
-_RIVALS = ("torch-all", "hf", "hf-every-n", "static", "paper", "oracle", "plain")
+_RIVALS = (
+    "torch-all",
+    "hf",
+    "hf-every-n",
+    "static",
+    "paper",
+    "greedy+shuttle",
+    "dtr",
+    "oracle",
+    "plain",
+)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -102,10 +112,10 @@ def plans(sheet: Sheet) -> str | None:
     rows = []
     for task in sheet.tasks:
         for limit in sheet.limits(task):
-            both = sheet.recomputed_by_both(task, limit["total_bytes"], "mimose", "paper")
+            both = sheet.recomputed_by_both(task, limit["total_bytes"], "mimose", "greedy+shuttle")
             if both is not None:
                 rows.append([task, _limit_text(limit), *(f"{n:.2f}" for n in both)])
-    return table(["task", "budget", "mimose", "paper"], rows) if rows else None
+    return table(["task", "budget", "mimose", "greedy+shuttle"], rows) if rows else None
 
 
 def times(sheet: Sheet) -> str:
@@ -149,7 +159,7 @@ def overhead(sheet: Sheet) -> str | None:
     rows = []
     for task in sheet.tasks:
         for limit in sheet.limits(task):
-            for name in ("mimose", "paper"):
+            for name in ("mimose", "greedy+shuttle"):
                 found = sheet.overhead(task, limit["total_bytes"], name)
                 if not found:
                     continue
