@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 
 from mimose.cli.main import main
-from mimose.comparison import Comparison, compare, draw, page_of_comparison
+from mimose.comparison import (
+    Call,
+    Comparison,
+    Constant,
+    Event,
+    Output,
+    Release,
+    Trace,
+    compare,
+    draw,
+    page_of_comparison,
+    write_trace,
+)
 from mimose.comparison.compare import Cell
 from mimose.comparison.tables import cell_text
 from mimose.errors import ArgumentError
@@ -52,6 +64,44 @@ def test_checkmate_is_not_slower_than_the_best_plan(comparison: Comparison) -> N
         optimal, checkmate = row.cells[0], row.cells[-1]
         if checkmate.fits:
             assert checkmate.extra_seconds <= optimal.extra_seconds * 1.001
+
+
+@pytest.fixture
+def trace_file(tmp_path: Path) -> Path:
+    """A step that keeps four tensors of a MiB each until its backward."""
+    events: list[Event] = [Constant(0, 64)]
+    events += [Call("forward", 1000, (k,), (Output(k + 1, 1 << 20),)) for k in range(4)]
+    events.append(Call("loss", 10, (4,), (Output(14, 8),)))
+    for k in range(4, 0, -1):
+        events += [Call("backward", 2000, (k, k + 10), (Output(k + 9, 8),)), Release(k)]
+    path = tmp_path / "trace.jsonl"
+    write_trace(Trace(tuple(events)), path)
+    return path
+
+
+def test_dtr_is_simulated_on_a_trace_beside_the_planners(
+    recording_file: Path, trace_file: Path
+) -> None:
+    (size,) = compare(recording_file, trace=trace_file).sizes
+    cells = [row.cells[-1] for row in size.rows]
+    assert {cell.planner for cell in cells} == {"dtr"}
+    assert cells[-1].fits
+    assert cells[-1].extra_seconds == 0
+
+
+def test_a_trace_belongs_to_one_size(recording_file: Path, trace_file: Path) -> None:
+    with pytest.raises(ArgumentError, match="give one --size"):
+        compare(recording_file, ["8x20", "8x30"], trace=trace_file)
+
+
+def test_a_trace_that_is_none_is_said_in_one_line(
+    recording_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = said(capsys, recording_file, "--trace", recording_file)
+    assert status == 2
+    assert not out
+    assert "trace" in err
+    assert err.count("\n") == 1
 
 
 def test_cell_says_whether_it_fits_exceeds_or_found_nothing() -> None:

@@ -288,6 +288,10 @@ def compare(
         list[str] | None,
         typer.Option("--budget", "-b", help='A budget such as "6GiB"; may be repeated.'),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="An operator trace of the same step, to simulate DTR (mimose trace)."),
+    ] = None,
     time_limit: Annotated[
         float, typer.Option(help="Seconds that Checkmate's solver may take for each budget.")
     ] = 10.0,
@@ -300,7 +304,8 @@ def compare(
     from mimose.cli.comparing import run_comparison
 
     budgets = [_in_bytes(text) for text in budget or []]
-    for written in run_comparison(file, size or [], budgets, time_limit, output, as_json):
+    files = run_comparison(file, size or [], budgets, time_limit, output, as_json, trace)
+    for written in files:
         _print_status(f"wrote {written}")
 
 

@@ -34,13 +34,14 @@ def run_comparison(
     time_limit_seconds: float,
     output: Path | None,
     as_json: bool,
+    trace: Path | None = None,
 ) -> list[Path]:
     """Compare, print, and write the page; the files that were written."""
     if time_limit_seconds <= 0:
         raise ArgumentError(f"--time-limit {time_limit_seconds:g}: give a positive number")
     if output is not None:
         _refuse_output(output, file)
-    comparison = compare(file, sizes, budgets, time_limit_seconds)
+    comparison = compare(file, sizes, budgets, time_limit_seconds, trace)
     if as_json:
         print(json.dumps(asdict(comparison)))
     else:

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mimose.comparison.checkmate import Checkmate
+from mimose.comparison.dtr import simulate
 from mimose.comparison.programme import how_to_install_scipy
 from mimose.comparison.rotor import Rotor
 from mimose.comparison.stages import Outcome
 from mimose.comparison.sublinear import Sublinear
+from mimose.comparison.trace import Trace
+from mimose.comparison.trace_file import read_trace
 from mimose.costs import InputSize, Option, Profile, extra_nanoseconds
 from mimose.errors import ArgumentError
 from mimose.planning import Plan, planner_named
@@ -26,6 +29,10 @@ from mimose.units import text_of
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 """Budgets without --budget: so far from all recomputed to all kept."""
 
+_OF_DTR = (
+    "dtr: h_DTR^eq, simulated on the operator trace. Its times are those of the trace, operator by "
+    "operator; it decides during the step."
+)
 _SHOWN = 8
 """How many recorded sizes an error message lists."""
 
@@ -88,8 +95,15 @@ def compare(
     sizes: Sequence[str] = (),
     budgets: Sequence[int] = (),
     time_limit_seconds: float = 10.0,
+    trace: Path | None = None,
 ) -> Comparison:
-    """Compare all planners on a recording: at the largest recorded size, or at these."""
+    """Compare all planners on a recording: at the largest recorded size, or at these.
+
+    With an operator trace of the same step, DTR is simulated beside them.
+    """
+    if trace is not None and len(sizes) > 1:
+        raise ArgumentError("--trace: give one --size, that of the step that was traced")
+    traced = None if trace is None else read_trace(trace)
     recording = read_recording(file)
     outlook = Outlook.of(recording)
     known = _profiles(outlook, [step.size for step in recording.steps])
@@ -100,7 +114,11 @@ def compare(
         remarks = (f"{file}: {recording.remark}", *remarks)
     chosen = [_size_named(text, list(known)) for text in sizes]
     chosen = chosen or [max(known, key=lambda size: outlook.easy_budget(known[size]))]
-    compared = [_at(outlook, known[size], planners, budgets) for size in dict.fromkeys(chosen)]
+    if traced is not None:
+        remarks = (*remarks, _OF_DTR)
+    compared = [
+        _at(outlook, known[size], planners, budgets, traced) for size in dict.fromkeys(chosen)
+    ]
     return Comparison(tuple(compared), (*remarks, *_below(compared)))
 
 
@@ -148,7 +166,11 @@ def _size_named(text: str, sizes: list[InputSize]) -> InputSize:
 
 
 def _at(
-    outlook: Outlook, profile: Profile, planners: Planners, budgets: Sequence[int]
+    outlook: Outlook,
+    profile: Profile,
+    planners: Planners,
+    budgets: Sequence[int],
+    trace: Trace | None,
 ) -> SizeComparison:
     least, easy = outlook.least_budget(profile), outlook.easy_budget(profile)
     whole = extra_nanoseconds(profile, [Option.RECOMPUTE] * len(profile.runs)) / 1e9
@@ -159,11 +181,13 @@ def _at(
         least_budget_bytes=least,
         easy_budget_bytes=easy,
         whole_seconds=whole,
-        rows=tuple(_row(outlook, profile, planners, budget) for budget in wanted),
+        rows=tuple(_row(outlook, profile, planners, budget, trace) for budget in wanted),
     )
 
 
-def _row(outlook: Outlook, profile: Profile, planners: Planners, budget: int) -> Row:
+def _row(
+    outlook: Outlook, profile: Profile, planners: Planners, budget: int, trace: Trace | None
+) -> Row:
     available = outlook.available(profile, budget)
     if available <= 0:
         raise ArgumentError(
@@ -171,9 +195,21 @@ def _row(outlook: Outlook, profile: Profile, planners: Planners, budget: int) ->
             f"{text_of(outlook.base_bytes(profile))} are in use before it, and a share is kept in "
             f"reserve. Give at least {text_of(outlook.least_budget(profile))}"
         )
-    return Row(
-        budget, tuple(_cell(name, plan, profile, available) for name, plan in planners.items())
-    )
+    cells = [_cell(name, plan, profile, available) for name, plan in planners.items()]
+    if trace is not None:
+        cells.append(_dtr(trace, available))
+    return Row(budget, tuple(cells))
+
+
+def _dtr(trace: Trace, available: int) -> Cell:
+    """DTR on the traced step, with as much beyond its parameters and inputs as a plan has.
+
+    It plans nothing in advance, and it is said to exceed the budget only if it fails.
+    """
+    run = simulate(trace, trace.constant_bytes + available)
+    extra = max(0, run.nanoseconds - run.base_nanoseconds) / 1e9
+    failed = run.failure is not None
+    return Cell("dtr", extra, over_bytes=int(failed), claims_to_fit=False, planning_seconds=0.0)
 
 
 def _cell(
