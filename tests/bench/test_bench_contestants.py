@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from bench_parts import STEPS, arena, half_tight, surveyed, trained
 
 from mimose.bench.contestants import Match, Plain, contestant_named
@@ -96,6 +97,19 @@ def test_a_step_that_runs_out_of_memory_is_recorded_and_training_goes_on() -> No
     assert [n is None for n in outcome.steps.recomputed] == failed
     first = failed.index(True)
     assert not all(failed[first:])
+
+
+def test_training_goes_on_after_memory_ran_out_in_the_optimizers_first_step() -> None:
+    here = arena("QA-Bert")
+    with here.trainee() as trainee:
+        trainee.forward(trainee.batch(min(here.shapes), 0)).backward()
+        in_use = trainee.meter.read().in_use
+        trainee.meter.limit(in_use + 10_000)
+        with pytest.raises(torch.OutOfMemoryError):
+            trainee.optimizer.step()
+        trainee.meter.limit(None)
+        trainee.recover()
+        assert trainee.step(min(here.shapes), 1).isfinite()
 
 
 def test_who_cannot_run_says_why() -> None:

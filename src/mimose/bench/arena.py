@@ -148,6 +148,17 @@ class Trainee:
         self.optimizer.zero_grad()
         empty_cache(self.arena.device)
 
+    def recover(self) -> None:
+        """A step ran out of memory: nothing of it is left.
+
+        If that was in the optimizer's first step, some parameters have only a part of their state.
+        """
+        self.optimizer.zero_grad()
+        for state in self.optimizer.state.values():
+            if "exp_avg_sq" not in state:
+                state.clear()
+        gc.collect()
+
     def close(self) -> None:
         self.meter.limit(None)
         self.meter.close()

@@ -154,8 +154,7 @@ class _Lap:
             return self._trainee.step(shape, number)
         except torch.OutOfMemoryError:
             pass  # tidied up below, where the exception no longer holds on to the step's frames
-        self._trainee.optimizer.zero_grad()
-        gc.collect()
+        self._trainee.recover()
         return None
 
     def _note(self, shape: BatchShape, peak: int, held: int, note: StepNote, failed: bool) -> None:
