@@ -37,6 +37,7 @@ from mimose.execution.context import ExecutionContext
 from mimose.execution.dry_run import DryRun, DryRunRecorder, outputs_match
 from mimose.execution.saved_arguments import ArgumentsSavedByGraph, SavedArguments
 from mimose.tensors import (
+    allocated_bytes,
     argument_tensors,
     is_out_of_memory,
     keeps_graph,
@@ -437,7 +438,7 @@ class Frame:
         own = [tensor for key, tensor in made.items() if key in saved]
         idle = [t for t in inputs if (s := storage_of(t)) is not None and s._cdata not in saved]
         inside = packed.keys() - given.keys() - made.keys()
-        explained = sum(packed[key].nbytes() for key in inside)
+        explained = sum(allocated_bytes(packed[key]) for key in inside)
         end = ForwardEnd(list(made.values()), own, idle, explained, self.keeping)
         listener.forward_ends(self.run, end)
 

@@ -12,6 +12,7 @@ from mimose.tensors.batch_size import (
 )
 from mimose.tensors.gradients import Gradients
 from mimose.tensors.nested import (
+    allocated_bytes,
     argument_bytes,
     argument_tensors,
     bytes_of,
@@ -33,6 +34,7 @@ __all__ = [
     "Parameters",
     "PreviousOutputs",
     "SizeFunction",
+    "allocated_bytes",
     "argument_bytes",
     "argument_names",
     "argument_tensors",

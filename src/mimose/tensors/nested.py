@@ -72,8 +72,14 @@ def argument_bytes(args: Any, kwargs: Any) -> int:
 
 
 def storage_bytes(value: Any) -> dict[int, int]:
-    """The bytes of each storage of the tensors in a value. Views of one storage count once."""
-    return {key: storage.nbytes() for key, storage in storages_in(value).items()}
+    """The bytes that each storage of the tensors in a value takes. Views of one count once."""
+    return {key: allocated_bytes(storage) for key, storage in storages_in(value).items()}
+
+
+def allocated_bytes(storage: torch.UntypedStorage) -> int:
+    """What a storage takes of its device's memory: on CUDA, a multiple of 512 bytes."""
+    size = storage.nbytes()
+    return size if storage.device.type == "cpu" else (size + 511) & ~511
 
 
 def storages_in(value: Any) -> dict[int, torch.UntypedStorage]:

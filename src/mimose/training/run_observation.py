@@ -12,7 +12,7 @@ import torch
 
 from mimose.costs import Run, RunCost
 from mimose.execution import ForwardEnd
-from mimose.tensors import storage_of, storages_in
+from mimose.tensors import allocated_bytes, storage_bytes, storage_of, storages_in
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ class SavedOutput:
         storage = storage_of(tensor)
         assert storage is not None
         self.tensor = weakref.ref(tensor)
-        self.key, self.bytes = storage._cdata, storage.nbytes()
+        self.key, self.bytes = storage._cdata, allocated_bytes(storage)
         self._storage = weakref.ref(storage)
         self._uses = _use_count(self.key) if _use_count is not None else 0
         """How many tensors share its memory while the output itself is there."""
@@ -168,7 +168,7 @@ class SavedOutput:
 
 def bytes_of_storages(tensors: list[torch.Tensor]) -> int:
     """The bytes of the storages behind these tensors, each once."""
-    return sum(storage.nbytes() for storage in storages_in(tensors).values())
+    return sum(storage_bytes(tensors).values())
 
 
 def _is_held_once(ref: weakref.ref[torch.Tensor]) -> bool:
@@ -179,7 +179,7 @@ def _is_held_once(ref: weakref.ref[torch.Tensor]) -> bool:
 def _bytes_behind(ref: weakref.ref[torch.Tensor]) -> int:
     tensor = ref()
     storage = None if tensor is None else storage_of(tensor)
-    return 0 if storage is None else storage.nbytes()
+    return 0 if storage is None else allocated_bytes(storage)
 
 
 def _references(ref: weakref.ref[torch.Tensor]) -> int:
