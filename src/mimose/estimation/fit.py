@@ -35,7 +35,11 @@ _FAIR_ERROR = 0.02
 _TO_DOUBT = 4
 """Observations it takes to doubt that the first dimension is the batch."""
 _EXACT_ERROR = 0.001
-"""The error, as a share of the peak, up to which a quantity counts as an exact polynomial."""
+"""The error, as a share of the peak, up to which a fit counts as exact."""
+_VISIBLE_KINK = 0.0001
+"""The leave-one-out error of a quantity, as a share of the peak, from which on it has kinks. Memory
+follows polynomials to the allocator's rounding, and between the sizes seen a kink is several times
+higher than what it leaves at them."""
 _REACH = 0.02
 """How far beyond the largest size seen predictions go, as a share of it."""
 _EXACT_REACH = 0.1
@@ -129,7 +133,7 @@ class Fit:
             points=points,
             values=values,
             coefficients=coefficients,
-            kinked=np.max(np.abs(values - left_out) / peaks[:, :1], axis=0) > _EXACT_ERROR,
+            kinked=np.max(np.abs(values - left_out) / peaks[:, :1], axis=0) > _VISIBLE_KINK,
             error=float(wrong.max()),
             times=Times.of(observations),
             fixed=fixed,
