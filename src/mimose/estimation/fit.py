@@ -128,12 +128,14 @@ class Fit:
         # its range for them, as predictions never do.
         volume = values.sum(1)
         wrong[[int(volume.argmin()), int(volume.argmax())]] = 0
+        kinked = np.max(np.abs(values - left_out) / peaks[:, :1], axis=0) > _VISIBLE_KINK
+        kinked[-1] = False  # no peak depends on the prelude: its best estimate is wanted
         return cls(
             shape=shape,
             points=points,
             values=values,
             coefficients=coefficients,
-            kinked=np.max(np.abs(values - left_out) / peaks[:, :1], axis=0) > _VISIBLE_KINK,
+            kinked=kinked,
             error=float(wrong.max()),
             times=Times.of(observations),
             fixed=fixed,
