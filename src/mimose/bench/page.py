@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import base64
-import html
 import mimetypes
 import tempfile
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>
-{style}
-.card {{ overflow-x: auto; }}
-.card :is(th, td) {{ overflow-wrap: normal; }}
-.card h2 {{ margin-top: 24px; }}
-.card img {{ max-width: 100%; }}
-</style>
-</head>
-<body><main class="card">
-{body}
-</main></body>
-</html>
-"""
+from mimose.reporting import static_page
+
+_STYLE = """.card h2 { margin-top: 24px; }
+.card img { max-width: 100%; }"""
 
 
 def benchmark_page(file: Path, title: str) -> str:
@@ -41,8 +21,7 @@ def benchmark_page(file: Path, title: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         written = write_report([file], Path(folder))
         body = _as_html(written.read_text("utf-8"), written.parent)
-    style = resources.files("mimose.reporting.page").joinpath("page.css").read_text("utf-8")
-    return _PAGE.format(title=html.escape(title), style=style, body=body)
+    return static_page(title, body, _STYLE)
 
 
 def _as_html(markdown: str, folder: Path) -> str:

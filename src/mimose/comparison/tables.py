@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import html
-from importlib import resources
 
 from mimose.comparison.compare import Cell, Comparison, SizeComparison
 from mimose.comparison.drawing import draw
+from mimose.reporting import static_page
 from mimose.units import text_of
+
+_STYLE = ".card :is(th, td) { text-align: right; }"
 
 LEGEND = (
     "Share of the time of recomputing every block once. Fits and peaks are by the timeline. "
@@ -76,35 +78,12 @@ def markdown_of_comparison(comparison: Comparison, title: str, pictures: list[st
     return "\n\n".join([*parts, LEGEND, *comparison.remarks]) + "\n"
 
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>
-{style}
-.card {{ overflow-x: auto; }}
-.card :is(th, td) {{ overflow-wrap: normal; text-align: right; }}
-</style>
-</head>
-<body><main class="card">
-<h1>{title}</h1>
-{body}
-</main></body>
-</html>
-"""
-
-
 def page_of_comparison(comparison: Comparison, title: str) -> str:
     """One HTML file, with its drawings inside."""
-    style = resources.files("mimose.reporting.page").joinpath("page.css").read_text("utf-8")
     body = "\n".join(_section(size) for size in comparison.sizes)
     notes = "\n".join(f"<p>{html.escape(text)}</p>" for text in (LEGEND, *comparison.remarks))
-    return _PAGE.format(title=html.escape(title), style=style, body=f"{body}\n{notes}")
+    heading = f"<h1>{html.escape(title)}</h1>"
+    return static_page(title, f"{heading}\n{body}\n{notes}", _STYLE)
 
 
 def _section(size: SizeComparison) -> str:

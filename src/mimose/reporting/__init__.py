@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mimose.reporting.page.contents import contents_of
     from mimose.reporting.page.html import page_of
     from mimose.reporting.page.markdown import markdown_of
+    from mimose.reporting.page.static_page import static_page
     from mimose.reporting.questions import Question
     from mimose.reporting.reader import Recording, is_recording, read_recording
     from mimose.reporting.what_if import Forecast, Row
@@ -41,6 +42,7 @@ __all__ = [
     "refuse_file",
     "refuse_folder",
     "refuse_unwritable",
+    "static_page",
 ]
 
 _LAZY = {
@@ -56,6 +58,7 @@ _LAZY = {
     "read_recording": "reader",
     "refuse_file": "outputs",
     "refuse_folder": "outputs",
+    "static_page": "page.static_page",
 }
 """The module that defines each lazily imported name."""
 
