@@ -347,10 +347,8 @@ def trace(
     comparison = tracing.compare(recorded, heuristics)
     if as_json:
         print(json.dumps(comparison.to_plain()))
-        return
-    from mimose.cli.terminal import trace_table
-
-    Console().print(trace_table(comparison))
+    else:
+        Console().print(tracing.trace_table(comparison))
 
 
 @app.command(epilog="Examples: `mimose demo` · `mimose demo --output /tmp/demo.html`")

@@ -1,4 +1,4 @@
-"""Terminal output with rich: tables of forecasts and traces, and the live view of the demo."""
+"""Terminal output with rich: the table of a forecast, and the live view of the demo."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from mimose.cli.demo import Moment
-from mimose.cli.trace import SHARES, Comparison
-from mimose.comparison import Failure, Simulation
 from mimose.reporting import Forecast, Row
 from mimose.units import text_of
 
@@ -30,29 +28,6 @@ def forecast_table(forecast: Forecast) -> RenderableType:
     for row in forecast.rows:
         table.add_row(*_cells(row, forecast))
     return Group(table, *(Text(line) for line in _remarks(forecast)))
-
-
-def trace_table(comparison: Comparison) -> RenderableType:
-    """One row per heuristic: the simulated time at each budget, over that of a plain run."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("heuristic", no_wrap=True)
-    for share in SHARES:
-        table.add_column(f"{share:.0%}", justify="right", no_wrap=True)
-    for name, outcomes in comparison.outcomes.items():
-        table.add_row(name, *map(_overhead, outcomes))
-    lines = (
-        f"{comparison.calls} operator calls, {comparison.milliseconds:.1f} ms, peak "
-        f"{text_of(comparison.peak_bytes)}, of which constants "
-        f"{text_of(comparison.constant_bytes)}. Time under DTR at a share of the peak:"
-    )
-    legend = "–: does not fit; thrash: recomputing takes more than nine times the step"
-    return Group(Text(lines), table, Text(legend))
-
-
-def _overhead(outcome: Simulation) -> str:
-    if outcome.failure is None:
-        return f"{outcome.overhead:.3f}"
-    return "–" if outcome.failure is Failure.out_of_memory else "thrash"
 
 
 def _cells(row: Row, forecast: Forecast) -> list[str]:

@@ -7,10 +7,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from mimose.cli.model_sources import load_step, reason
-from mimose.comparison import HEURISTICS, Simulation, Trace, read_trace, record_trace, simulate
+from mimose.comparison import (
+    HEURISTICS,
+    Failure,
+    Simulation,
+    Trace,
+    read_trace,
+    record_trace,
+    simulate,
+)
 from mimose.errors import ArgumentError, MimoseError
+from mimose.units import text_of
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """Budgets, as shares of the memory that the step uses when nothing is evicted."""
@@ -91,3 +104,26 @@ def known_heuristics(names: Sequence[str]) -> list[str]:
                 f"--heuristic {name!r} is none of {', '.join(HEURISTICS)}: use one of these"
             )
     return list(names or HEURISTICS)
+
+
+def trace_table(comparison: Comparison) -> RenderableType:
+    """One row per heuristic: the simulated time at each budget, over that of a plain run."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("heuristic", no_wrap=True)
+    for share in SHARES:
+        table.add_column(f"{share:.0%}", justify="right", no_wrap=True)
+    for name, outcomes in comparison.outcomes.items():
+        table.add_row(name, *map(_overhead, outcomes))
+    lines = (
+        f"{comparison.calls} operator calls, {comparison.milliseconds:.1f} ms, peak "
+        f"{text_of(comparison.peak_bytes)}, of which constants "
+        f"{text_of(comparison.constant_bytes)}. Time under DTR at a share of the peak:"
+    )
+    legend = "–: does not fit; thrash: recomputing takes more than nine times the step"
+    return Group(Text(lines), table, Text(legend))
+
+
+def _overhead(outcome: Simulation) -> str:
+    if outcome.failure is None:
+        return f"{outcome.overhead:.3f}"
+    return "–" if outcome.failure is Failure.out_of_memory else "thrash"
