@@ -76,6 +76,12 @@ def storage_bytes(value: Any) -> dict[int, int]:
     return {key: allocated_bytes(storage) for key, storage in storages_in(value).items()}
 
 
+def new_bytes(out: Any, inputs: Any) -> int:
+    """The bytes of the storages in an output that did not come in as inputs."""
+    known = storage_bytes(inputs)
+    return sum(size for key, size in storage_bytes(out).items() if key not in known)
+
+
 def allocated_bytes(storage: torch.UntypedStorage) -> int:
     """What a storage takes of its device's memory: on CUDA, a multiple of 512 bytes."""
     size = storage.nbytes()

@@ -270,10 +270,6 @@ class Collector(Listener):
         return self._levels.head_backward is not None and not self._over
 
     @property
-    def retained(self) -> bool:
-        return self._retained
-
-    @property
     def _used(self) -> list[RunObservation]:
         """The runs that the loss depended on. Others show nothing of what they cost, so plans are
         not to know them."""

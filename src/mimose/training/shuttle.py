@@ -17,7 +17,7 @@ from mimose.execution import (
     run_restoring_attributes,
 )
 from mimose.interception import BlockInterceptor
-from mimose.tensors import argument_tensors, storage_bytes
+from mimose.tensors import argument_tensors, new_bytes
 from mimose.training.collector import Collector
 from mimose.training.run_observation import bytes_of_storages
 
@@ -56,7 +56,7 @@ class Shuttle(Collector):
         out = buffers.run(measured, interceptor.plain, (args, kwargs), {})
         ended = self._clock.mark()
         after = self.readings.read()
-        kept = after.in_use - before - _fresh_output_bytes(out, (args, kwargs))
+        kept = after.in_use - before - new_bytes(out, (args, kwargs))
         self._measured[run] = (kept, after.peak - before, begun, ended)
         del out
         self.readings.drop_peak()
@@ -76,8 +76,3 @@ class Shuttle(Collector):
 
 def _own(args: Any, kwargs: Any, given: ArgumentCopies | None) -> tuple[Any, Any]:
     return copy_containers(args, kwargs) if given is None else (given.args, given.kwargs)
-
-
-def _fresh_output_bytes(out: Any, inputs: Any) -> int:
-    known = storage_bytes(inputs)
-    return sum(size for key, size in storage_bytes(out).items() if key not in known)
