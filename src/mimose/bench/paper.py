@@ -29,14 +29,13 @@ from mimose.costs import InputSize, Option, Profile, RunCost
 from mimose.interception import find_blocks
 from mimose.memory import Meter
 from mimose.planning import GreedyLiteral
-from mimose.tensors import storage_bytes
+from mimose.tensors import new_bytes
 
 OBSERVED_STEPS = 10
 RESERVE_BYTES = 500_000_000
 """The paper reserves 0.5 to 1 GB."""
 _USUAL_BUDGET_BYTES = 6_000_000_000
-"""The paper's middle budget. Below it the reserve keeps its share, so that a model in miniature has
-anything left."""
+"""The paper's middle budget. A model in miniature has the reserve's share of it."""
 _TOLERANCE = 0.02
 """By how much a size may be smaller than the one whose plan it takes, as a share."""
 
@@ -123,7 +122,8 @@ class Paper(Contestant):
         assert budget is not None
         for layer in self._layers:
             layer.fit()
-        reserve = min(RESERVE_BYTES, RESERVE_BYTES * budget // _USUAL_BUDGET_BYTES)
+        small = self.match.arena.conditions.small
+        reserve = RESERVE_BYTES * budget // _USUAL_BUDGET_BYTES if small else RESERVE_BYTES
         available = budget - reserve - self._meter.read().in_use
         self._plans = PlanBySize(self._layers, available)
 
@@ -139,8 +139,7 @@ class Paper(Contestant):
         with torch.random.fork_rng(self._devices):
             before = self._meter.read().in_use
             out = forward(*args, **kwargs)
-            given = storage_bytes((args, kwargs))
-            own = sum(size for key, size in storage_bytes(out).items() if key not in given)
+            own = new_bytes(out, (args, kwargs))
             layer.note(self._elements, self._meter.read().in_use - before - own)
 
     @property
