@@ -3,9 +3,10 @@
     git worktree add /tmp/before <commit>
     python benchmarks/before_after.py --before /tmp/before/src --out results.json
 
-Three processes train BERT-base 32×64 with every block kept: plain, with the mimose of `--before`,
-and with this one. They take turns, in a random order in each round. Reported is what each mimose
-adds to plain training, and how long a decision from the cache takes.
+Three processes train one model with every block kept: plain, with the mimose of `--before`, and
+with this one. They take turns, in a random order in each round. Reported is what each mimose adds
+to plain training, and how long a decision from the cache takes. The models are BERT-base on 32×64
+tokens and a Llama of one billion parameters in bf16 on 4×256 (`--model llama`).
 """
 
 from __future__ import annotations
@@ -20,29 +21,34 @@ from typing import Any
 
 from common import FOLDER, circumstances, parser_of, save, spread
 
-LENGTHS = (56, 60, 64)
+LENGTHS = {"bert": (56, 60, 64), "llama": (240, 248, 256)}
+ROWS = {"bert": 32, "llama": 4}
 WARM_UP = 24
+SMALL = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
+SMALL_LLAMA = {**SMALL, "num_key_value_heads": 2}
 
 
-def work(mimose_is_on: bool, device: str) -> None:
+def work(mimose_is_on: bool, name: str, device: str) -> None:
     """Train a step for each line that comes in; write seconds, and seconds of deciding."""
     import torch
 
     import mimose
-    from common import bert_base
+    from common import bert_base, llama_1b
 
-    small = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
     torch.manual_seed(0)
-    model = bert_base(**({} if device == "cuda" else small)).to(device).train()
+    small = SMALL if name == "bert" else SMALL_LLAMA
+    size = {} if device == "cuda" else small
+    if name == "bert":
+        model = bert_base(**size).to(device).train()
+    else:
+        model = llama_1b(**size, use_cache=False).to(device, torch.bfloat16).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     handle = mimose.auto_checkpoint(model, "100%", planner="keep_all") if mimose_is_on else None
-    batches = {
-        n: {
-            "input_ids": torch.randint(5, 1000, (32 if device == "cuda" else 2, n), device=device),
-            "labels": torch.zeros(32 if device == "cuda" else 2, dtype=torch.long, device=device),
-        }
-        for n in LENGTHS
-    }
+    batches = {}
+    for n in LENGTHS[name]:
+        tokens = torch.randint(5, 1000, (ROWS[name] if device == "cuda" else 2, n), device=device)
+        labels = tokens if name == "llama" else torch.zeros_like(tokens[:, 0])
+        batches[n] = {"input_ids": tokens, "labels": labels}
 
     def wait() -> None:
         if device == "cuda":
@@ -64,11 +70,15 @@ def work(mimose_is_on: bool, device: str) -> None:
 class Worker:
     """A process that trains."""
 
-    def __init__(self, way: str, source: Path, device: str) -> None:
+    def __init__(self, way: str, source: Path, model: str, device: str) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(FOLDER)])}
-        command = [sys.executable, __file__, "--work", way, "--device", device, "--out", os.devnull]
+        command = [sys.executable, __file__, "--work", way, "--model", model, "--device", device]
         self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, "--out", os.devnull],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def step(self, length: int) -> tuple[float, float]:
@@ -82,14 +92,14 @@ class Worker:
         self._process.communicate()
 
 
-def measure(before: Path, device: str, rounds: int) -> dict[str, Any]:
+def measure(before: Path, model: str, device: str, rounds: int) -> dict[str, Any]:
     here = FOLDER.parent / "src"
     sources = {"plain": here, "before": before, "after": here}
-    workers = {way: Worker(way, source, device) for way, source in sources.items()}
+    workers = {way: Worker(way, source, model, device) for way, source in sources.items()}
     draw, took = random.Random(0), {way: [] for way in workers}  # type: ignore[var-annotated]
     decided: dict[str, list[float]] = {"before": [], "after": []}
     for number in range(WARM_UP + rounds):
-        length = draw.choice(LENGTHS)
+        length = draw.choice(LENGTHS[model])
         for way in draw.sample(list(workers), len(workers)):
             seconds, deciding = workers[way].step(length)
             if number >= WARM_UP:
@@ -114,17 +124,19 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--before", type=Path, help="the `src` folder of the other mimose")
     parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--model", choices=tuple(LENGTHS), default="bert")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--work", help="used by the script itself")
     options = parser.parse_args()
     if options.work:
-        work(options.work != "plain", options.device)
+        work(options.work != "plain", options.model, options.device)
         return
     results = {
         "benchmark": "before_after",
         **circumstances(options.allow_dirty),
+        "model": options.model,
         "rounds": options.rounds,
-        **measure(options.before, options.device, options.rounds),
+        **measure(options.before, options.model, options.device, options.rounds),
     }
     save(results, options.out)
     print({name: results[name] for name in ("added_seconds", "deciding_seconds")})
