@@ -1,4 +1,4 @@
-"""How one call of a block runs: as usual, or recomputed in the backward.
+"""How one call of a block runs: as usual, with what it saves on the host, or recomputed.
 
 The only code that touches autograd's hooks. A recompute runs with the RNG, autocast state, buffers
 and attributes of its forward. Knows neither models nor plans.
@@ -32,6 +32,7 @@ from mimose.execution.later_changes import (
     NewChanges,
     StateBeforeForward,
 )
+from mimose.execution.on_host import ArgumentsOfStep, MovedStorage, run_saving_on_host
 from mimose.execution.oom_fallback import Guard
 from mimose.execution.recompute import Found, Frame, foreign_hooks, hide_from_compiler
 from mimose.execution.saved_arguments import copy_containers
@@ -45,6 +46,7 @@ from mimose.execution.swapped_parameters import SwappedParameters, parameter_slo
 
 __all__ = [
     "ArgumentCopies",
+    "ArgumentsOfStep",
     "AttributeSnapshot",
     "BufferSlot",
     "BufferSnapshot",
@@ -60,6 +62,7 @@ __all__ = [
     "Guard",
     "Listener",
     "ModuleStructure",
+    "MovedStorage",
     "NewChanges",
     "SideEffects",
     "StateBeforeForward",
@@ -82,5 +85,6 @@ __all__ = [
     "output_tensors",
     "parameter_slots",
     "run_restoring_attributes",
+    "run_saving_on_host",
     "watch_backward",
 ]

@@ -1,6 +1,6 @@
 """Run a function without keeping its activations; rebuild them when the backward asks.
 
-The only file that touches autograd's saved-tensor hooks. It knows nothing of models, plans or
+With `on_host.py`, the only file that touches autograd's saved-tensor hooks. It knows nothing of models, plans or
 memory. What it promises, and where the code relies on it:
 
 1. Gradients equal those of the plain function, bit for bit.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NoReturn, Protocol
 
@@ -35,7 +35,9 @@ from mimose.errors import RecomputeError
 from mimose.execution.autograd import ForwardEnd, Listener
 from mimose.execution.context import ExecutionContext
 from mimose.execution.dry_run import DryRun, DryRunRecorder, outputs_match
+from mimose.execution.on_host import ArgumentsOnHost, MovedStorage
 from mimose.execution.saved_arguments import ArgumentsSavedByGraph, SavedArguments
+from mimose.memory import HostMemory
 from mimose.tensors import (
     allocated_bytes,
     argument_tensors,
@@ -126,7 +128,7 @@ class Frame:
         """Whether its kept activations are released one by one, and can be evicted before."""
         self.touched = False
         self.execution_context = ExecutionContext(tensors, preserve_rng=preserve_rng)
-        self.saved_arguments: SavedArguments | ArgumentsSavedByGraph
+        self.saved_arguments: SavedArguments | ArgumentsSavedByGraph | ArgumentsOnHost
         if _hooks_are_active():
             self.saved_arguments = ArgumentsSavedByGraph(args, kwargs)
         else:
@@ -199,6 +201,19 @@ class Frame:
         """Drop the activations that were kept: the backward recomputes them."""
         self.keeping = self.evictable = False
         self.rebuilt.clear()
+
+    def move_arguments(
+        self, movable: Sequence[torch.Tensor], host: HostMemory
+    ) -> list[MovedStorage]:
+        """Let these arguments wait in host memory until the recompute; what moves.
+
+        None do inside an outer checkpoint, which holds them itself, nor if one was changed in place
+        since the forward began, which the recompute will complain about.
+        """
+        if not isinstance(self.saved_arguments, SavedArguments) or self.saved_arguments.changed:
+            return []
+        self.saved_arguments = on_host = ArgumentsOnHost(self.saved_arguments, movable, host)
+        return on_host.moved
 
     def keep(self) -> None:
         """Keep the activations of this run for good: no recompute, and nothing held for one.

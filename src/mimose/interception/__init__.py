@@ -8,7 +8,7 @@ from mimose.interception.attachment import RECOMPUTE_EVERYTHING, Attachment, Blo
 from mimose.interception.block_names import describe_blocks, name_pattern
 from mimose.interception.blocks import Block, Selector, find_blocks
 from mimose.interception.compiled import BypassDetector, refuse_compiled, refuse_lazy
-from mimose.interception.directive import KEEP, RECOMPUTE, Directive, Director, Evictor
+from mimose.interception.directive import KEEP, RECOMPUTE, Directive, Director, Evictor, Mover
 from mimose.interception.root import RootInterceptor, RootOwner
 from mimose.interception.takeover import refuse_other_checkpointing
 from mimose.interception.trial import Trials
@@ -24,6 +24,7 @@ __all__ = [
     "Directive",
     "Director",
     "Evictor",
+    "Mover",
     "RootInterceptor",
     "RootOwner",
     "Selector",

@@ -11,7 +11,13 @@ import torch
 from torch import nn
 
 from mimose.costs import Option
-from mimose.execution import CacheUse, Guard, are_plain, may_take_cache, watch_backward
+from mimose.execution import (
+    CacheUse,
+    Guard,
+    are_plain,
+    may_take_cache,
+    watch_backward,
+)
 from mimose.interception.blocks import Block
 from mimose.interception.compiled import refuse_in_compiled_code
 from mimose.interception.directive import RECOMPUTE, Directive, Director
@@ -66,15 +72,25 @@ class BlockInterceptor(TriedInterceptor):
     def _run(self, directive: Directive, args: Any, kwargs: Any, *, may_fail: bool) -> Any:
         if self.trusted is False:
             return self.plain(args, kwargs)
-        keeps = directive.option is Option.KEEP
-        watched = directive.listener is not None or directive.evictor is not None
-        if keeps and not (watched or directive.guarded):
-            return self.plain(args, kwargs)
-        call = self._plainly if keeps and not watched else self._through_forward
-        if (keeps or directive.evictor is not None) and may_fail:
-            if self._may_run_twice(args, kwargs):
-                return self._again_if_it_fails(call, directive, args, kwargs)
+        option, evictor = directive.option, directive.evictor
+        if option is Option.SAVE_ON_HOST and directive.mover is not None:
+            call, may_fail = self._saving_on_host, may_fail and directive.guarded
+        elif option is Option.KEEP and directive.listener is None and evictor is None:
+            if not directive.guarded:
+                return self.plain(args, kwargs)
+            call = self._plainly
+        else:
+            call, may_fail = self._through_forward, may_fail and (not option.recomputes or evictor)
+        if may_fail and self._may_run_twice(args, kwargs):
+            return self._again_if_it_fails(call, directive, args, kwargs)
         return call(directive, args, kwargs)
+
+    def _saving_on_host(self, directive: Directive, args: Any, kwargs: Any) -> Any:
+        assert directive.mover is not None
+        return directive.mover.run_saving_on_host(self._plain_call, args, kwargs)
+
+    def _plain_call(self, *args: Any, **kwargs: Any) -> Any:
+        return self.plain(args, kwargs)
 
     def _plainly(self, _: Directive, args: Any, kwargs: Any) -> Any:
         return self.plain(args, kwargs)
@@ -99,7 +115,7 @@ class BlockInterceptor(TriedInterceptor):
             if not guard.can_help(error):
                 raise
             freed = directive.evictor is not None and directive.evictor.make_room()
-            if not freed and directive.option is Option.RECOMPUTE:
+            if not freed and directive.option.recomputes:
                 raise  # it would fail in the same way again
             guard.rewind(error)
         self.director.ran_out(self.index)

@@ -20,6 +20,16 @@ class Evictor(Protocol):
         """Memory ran out: evict what can be; whether anything came free."""
 
 
+class Mover(Protocol):
+    """Moves what one call needs in its backward to the host, and sees to it that it comes back."""
+
+    def run_saving_on_host(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call the function; what it saves for its backward moves."""
+
+    def move_arguments(self, frame: Frame) -> None:
+        """The call is over, and will be recomputed: arguments that only it holds move."""
+
+
 @dataclass(frozen=True, slots=True)
 class Directive:
     """How one call of a block runs."""
@@ -35,6 +45,8 @@ class Directive:
     """Whether it is kept near the limit, and recomputed if memory runs out in its forward."""
     after: Callable[[Any, Any], None] | None = None
     """Called once, with the inputs and the output of the call."""
+    mover: Mover | None = None
+    """Where the option uses the host: what does the moving."""
 
 
 KEEP, RECOMPUTE = Directive(Option.KEEP), Directive(Option.RECOMPUTE)

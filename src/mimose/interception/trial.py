@@ -270,6 +270,8 @@ class TriedInterceptor(Interceptor):
         frame.evictable = keeping
         if not keeping:
             frame.evict()
+            if directive.mover is not None and directive.option is Option.RECOMPUTE_FROM_HOST:
+                directive.mover.move_arguments(frame)
         elif directive.evictor is not None and not self.collective_ranks:
             directive.evictor.hold(directive.run, frame)
         begun = moment.new_changes()

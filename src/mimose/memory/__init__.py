@@ -1,4 +1,5 @@
-"""The only code that queries a device: meters, allocator settings and limits, reserve, clock.
+"""The only code that queries a device: meters, allocator settings and limits, reserve, clock; and
+host memory, with the copies that go there and back.
 
 Knows neither blocks nor plans.
 """
@@ -15,6 +16,10 @@ from mimose.memory.allocator import (
     refuse_allocator_choice,
 )
 from mimose.memory.clock import Clock
+from mimose.memory.host_arena import HostArena, PinningError
+from mimose.memory.host_copies import CopyState, CopyTimes, HostCopy, HostMemory
+from mimose.memory.host_limit import host_limit, parse_host_memory
+from mimose.memory.host_link import LinkSpeed
 from mimose.memory.meters import Meter, Reading, meter_for
 from mimose.memory.reserve import Reserve, reserve_for
 
@@ -23,14 +28,23 @@ __all__ = [
     "ALLOCATOR_VARIABLES",
     "AllocatorLease",
     "Clock",
+    "CopyState",
+    "CopyTimes",
+    "HostArena",
+    "HostCopy",
+    "HostMemory",
+    "LinkSpeed",
     "Meter",
+    "PinningError",
     "Reading",
     "Reserve",
     "allocator_backend",
     "configure_for_process",
     "current_settings",
+    "host_limit",
     "meter_for",
     "page_bytes_in",
+    "parse_host_memory",
     "reason_not_to_configure",
     "refuse_allocator_choice",
     "reserve_for",

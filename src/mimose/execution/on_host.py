@@ -1,0 +1,243 @@
+"""Keep what a block's backward needs in host memory: its saved tensors, or only its arguments.
+
+Tensors move by their storage: several views of one storage move it once. When the block's forward
+is over, copies to the host begin. At a later moment, which the caller chooses, the device's memory
+is released; at another one, before the backward needs the bytes, they are fetched. If the backward
+comes earlier, it fetches what it needs itself: later is slower, never wrong.
+
+What stays on the device: parameters and their views (also FSDP2's gathered ones), the block's
+arguments and outputs (which others hold anyway), and what is small.
+
+Autograd holds the slots that stand for saved tensors. With the graph they go, and with them the
+bytes on the host and on the device; nothing else holds on to them. So a kept graph, a second
+backward and an exception need no code here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from mimose.execution.saved_arguments import SavedArguments
+from mimose.memory import HostCopy, HostMemory
+from mimose.tensors import argument_tensors, map_tensors, storage_of, storages_in, version_of
+
+
+class MovedStorage:
+    """A storage that leaves the device and comes back, and the saved tensors that are views of it.
+
+    Autograd does not check for changes in place where hooks pack tensors, so it is done here: for
+    as long as the storage is on the device. What changes later does not reach the copy.
+    """
+
+    __slots__ = ("__weakref__", "_changed", "_copy", "_freed", "_views")
+
+    def __init__(self, copy: HostCopy, storage: torch.UntypedStorage) -> None:
+        self._copy = copy
+        self._freed = weakref.ref(storage)
+        self._views: list[tuple[torch.Tensor, int]] = []
+        self._changed: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self._copy.nbytes
+
+    def add_view(self, tensor: torch.Tensor, version: int) -> None:
+        """Check this tensor for changes since it had this version."""
+        self._views.append((tensor, version))
+
+    def release(self) -> int:
+        """Drop the storage on the device; the bytes that came free, 0 if others hold it, too."""
+        self._look_for_changes()
+        self._views.clear()
+        self._copy.release()
+        return self._copy.nbytes if self._freed() is None else 0
+
+    def fetch(self) -> None:
+        """Begin to bring the bytes back."""
+        self._copy.fetch()
+
+    def view(self, geometry: _Geometry) -> torch.Tensor:
+        """A tensor on the device; raises if it was changed in place since it was saved."""
+        self._look_for_changes()
+        if self._changed is not None:
+            _raise_changed(self._changed)
+        return geometry.on(self._copy.storage())
+
+    def _look_for_changes(self) -> None:
+        for tensor, version in self._views:
+            if version_of(tensor) != version:
+                self._changed = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+class _Geometry(NamedTuple):
+    """Which part of a storage a tensor is."""
+
+    dtype: torch.dtype
+    device: torch.device
+    offset: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Geometry:
+        offset, strides = int(tensor.storage_offset()), tensor.stride()
+        return cls(tensor.dtype, tensor.device, offset, tensor.shape, strides)
+
+    def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        tensor = torch.empty(0, dtype=self.dtype, device=self.device)
+        return tensor.set_(storage, self.offset, self.shape, self.strides)
+
+
+class _Slot:
+    """Stands for a tensor: in autograd's graph, or among the arguments of a recompute."""
+
+    __slots__ = ("_geometry", "_moved", "_requires_grad", "_tensor", "_version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor: torch.Tensor | None = tensor.detach()
+        self._version = version_of(tensor)
+        self._requires_grad = tensor.requires_grad
+        self._moved: MovedStorage | None = None
+        self._geometry = _NOWHERE
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor, before it has moved."""
+        assert self._tensor is not None
+        return self._tensor
+
+    def move_with(self, moved: MovedStorage) -> None:
+        """The storage is on its way; the tensor is a view of it from now on."""
+        moved.add_view(self.tensor, self._version)
+        self._geometry, self._moved = _Geometry.of(self.tensor), moved
+        self._tensor = None
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor, on the device."""
+        if self._moved is not None:
+            return self._moved.view(self._geometry)
+        if version_of(self.tensor) != self._version:
+            _raise_changed(self.tensor)
+        return self.tensor
+
+    def unpack_argument(self) -> torch.Tensor:
+        """The same, requiring a gradient if the argument did."""
+        return self.unpack().requires_grad_(self._requires_grad)
+
+
+_NOWHERE = _Geometry(torch.uint8, torch.device("cpu"), 0, torch.Size(()), ())
+
+
+def run_saving_on_host(
+    function: Callable[..., Any], args: Any, kwargs: Any, host: HostMemory
+) -> tuple[Any, list[MovedStorage]]:
+    """Call a function; what it saves for its backward begins to move. Also returns what moves."""
+    movable: list[_Slot] = []
+
+    def pack(tensor: torch.Tensor) -> _Slot:
+        slot = _Slot(tensor)
+        if _can_move(tensor, host):
+            movable.append(slot)
+        return slot
+
+    with saved_tensors_hooks(pack, _Slot.unpack):
+        out = function(*args, **kwargs)
+    staying = storages_in((args, kwargs, out)).keys()
+    return out, _move(movable, staying, host)
+
+
+class ArgumentsOnHost:
+    """The arguments of a recompute, some of which wait in host memory."""
+
+    __slots__ = ("_rest", "moved")
+
+    changed = False  # looked for where each is unpacked
+
+    def __init__(
+        self, saved: SavedArguments, movable: Sequence[torch.Tensor], host: HostMemory
+    ) -> None:
+        storages, slots = storages_in(list(movable)).keys(), []
+
+        def slot_for(tensor: torch.Tensor) -> Any:
+            storage = storage_of(tensor) if _can_move(tensor, host) else None
+            if storage is None or storage._cdata not in storages:
+                return tensor
+            slots.append(_Slot(tensor))
+            return slots[-1]
+
+        args = map_tensors(slot_for, torch.Tensor, saved.args)
+        kwargs = map_tensors(slot_for, torch.Tensor, saved.kwargs)
+        self._rest = SavedArguments(args, kwargs, argument_tensors(args, kwargs))
+        self.moved = _move(slots, (), host)
+
+    def unpack(self) -> tuple[Any, Any]:
+        """The arguments for one recompute, in containers of its own; raises if a tensor changed."""
+        args, kwargs = self._rest.unpack()
+        return tuple(map_tensors(_Slot.unpack_argument, _Slot, value) for value in (args, kwargs))
+
+
+class ArgumentsOfStep:
+    """Tells which arguments of a block's call can wait on the host: those that no other call has.
+
+    An argument that many blocks get (a mask, an encoder's output) is held by the others anyway.
+    """
+
+    def __init__(self, host: HostMemory) -> None:
+        self._host = host
+        self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def movable(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """Those of the coming call."""
+        movable = []
+        for tensor in argument_tensors(args, kwargs):
+            storage = storage_of(tensor)
+            if storage is None:
+                continue
+            seen = self._seen.get(storage._cdata)
+            self._seen[storage._cdata] = weakref.ref(storage)
+            before = seen is not None and seen() is storage
+            if tensor.requires_grad and not before and _can_move(tensor, self._host):
+                movable.append(tensor)
+        return movable
+
+
+def _can_move(tensor: torch.Tensor, host: HostMemory) -> bool:
+    """Whether a tensor's bytes are the device's, are its own, and are worth a copy."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+        return False
+    if tensor.device.type != host.device.type or isinstance(tensor._base, torch.nn.Parameter):
+        return False
+    if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+        return False
+    storage = storage_of(tensor)
+    return storage is not None and storage.nbytes() > 0 and storage.nbytes() >= host.smallest_bytes
+
+
+def _move(slots: Sequence[_Slot], staying: Any, host: HostMemory) -> list[MovedStorage]:
+    """Begin to move the storages of these slots but those that stay."""
+    moving: dict[int, MovedStorage | None] = {}
+    for slot in slots:
+        storage = storage_of(slot.tensor)
+        assert storage is not None
+        key = storage._cdata
+        if key in staying:
+            continue
+        if key not in moving:
+            copy = host.copy(storage)
+            moving[key] = None if copy is None else MovedStorage(copy, storage)
+        moved = moving[key]
+        if moved is not None:
+            slot.move_with(moved)
+    return [moved for moved in moving.values() if moved is not None]
+
+
+def _raise_changed(tensor: torch.Tensor) -> NoReturn:
+    raise RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: {list(tensor.shape)} {tensor.dtype}"
+    )

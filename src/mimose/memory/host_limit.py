@@ -1,0 +1,122 @@
+"""How much host memory activations may take."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from mimose.errors import ArgumentError, BudgetError
+from mimose.units import parse_budget, text_of
+
+_SHARE = 4
+"""`"auto"` takes at most one part in so many of what is free: data loaders need memory, too."""
+_CAP_IPC_LOCK = 14
+"""The capability that lifts the limit on locked memory."""
+
+
+def parse_host_memory(value: int | str) -> int | None:
+    """Bytes for `host_memory=`; None for `"auto"`.
+
+    >>> parse_host_memory("16GiB") == 16 * 2**30, parse_host_memory(0), parse_host_memory("auto")
+    (True, 0, None)
+    """
+    if value == "auto":
+        return None
+    if not isinstance(value, bool) and value in (0, "0"):
+        return 0
+    try:
+        budget = parse_budget(value)
+    except BudgetError:
+        raise ArgumentError(
+            f"host_memory={value!r} is not a memory size: write 'auto', 0 to switch the host "
+            "options off, '16GiB', or a number of bytes"
+        ) from None
+    if budget.total_bytes is None:
+        raise ArgumentError(
+            f"host_memory={value!r}: a share of the host is not supported; write 'auto', '16GiB', "
+            "or a number of bytes"
+        )
+    present = physical_bytes()
+    if budget.total_bytes > present:
+        raise ArgumentError(
+            f"host_memory={value!r} is more than the {text_of(present)} that this machine has"
+        )
+    return budget.total_bytes
+
+
+def host_limit(asked: int | None, device: torch.device) -> int:
+    """The bytes that activations may take on the host of this device; 0 if none.
+
+    A device that shares its memory with the host gains nothing by moving. On a CPU, where all
+    memory is the host's, activations are only moved if that was asked for, to try it out.
+    """
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        if getattr(properties, "is_integrated", 0):
+            return 0
+        return _automatic() if asked is None else asked
+    return (asked or 0) if device.type == "cpu" else 0
+
+
+def physical_bytes() -> int:
+    """The memory of the machine, or of the container that this process is in."""
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([present, *(limit for limit, _ in _cgroups())])
+
+
+def _automatic() -> int:
+    """A quarter of what is free, shared by the processes that train on this machine."""
+    free = min([_available(), *(limit - used for limit, used in _cgroups())])
+    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
+    share = max(0, free) // _SHARE // ranks
+    lockable = _lockable()
+    return share if lockable is None else min(share, lockable)
+
+
+def _available() -> int:
+    """What the system could give to new processes without swapping."""
+    with suppress(OSError):
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+        if found:
+            return int(found[1]) << 10
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+
+
+def _cgroups() -> Iterator[tuple[int, int]]:
+    """The limit and the use of each control group around this process, as far as it can be read."""
+    root = Path("/sys/fs/cgroup")
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                yield from _along(root, path, "memory.max", "memory.current")
+            elif "memory" in controllers.split(","):
+                names = "memory.limit_in_bytes", "memory.usage_in_bytes"
+                yield from _along(root / "memory", path, *names)
+
+
+def _along(root: Path, path: str, limit: str, used: str) -> Iterator[tuple[int, int]]:
+    """The readable limits of a group and of those that it lies in."""
+    folder = root / path.lstrip("/")
+    for group in (folder, *folder.parents):
+        with suppress(OSError, ValueError):  # "max" is no number: no limit
+            yield int((group / limit).read_text()), int((group / used).read_text())
+        if group == root:
+            return
+
+
+def _lockable() -> int | None:
+    """The bytes that this process may lock in memory; None if there is no limit."""
+    import resource
+
+    with suppress(OSError):
+        found = re.search(r"CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text())
+        if found and int(found[1], 16) >> _CAP_IPC_LOCK & 1:
+            return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
