@@ -20,7 +20,7 @@ SIZE = InputSize((("0", 2),), (8, 128))
 
 def run(**costs: Any) -> RunCost:
     """A run that costs nothing but this."""
-    nothing = dict.fromkeys(RunCost._fields[:-1], 0)
+    nothing = dict.fromkeys(RunCost._fields[: RunCost._fields.index("fixed")], 0)
     return RunCost(**{**nothing, **costs})
 
 

@@ -254,17 +254,17 @@ def test_damaged_or_foreign_state_is_refused_with_the_reason(good: State, damage
     assert_refused(state, models.Encoder(), texts_of(SAME), "64MiB", match)
 
 
-@pytest.mark.parametrize("nonsense", [{}, {"format": 3}, [], "state", None])
+@pytest.mark.parametrize("nonsense", [{}, {"format": 99}, [], "state", None])
 def test_nonsense_is_refused(nonsense: Any) -> None:
     assert_refused(nonsense, models.Encoder(), texts_of(SAME), "64MiB", "of no use")
 
 
-@pytest.mark.parametrize("nonsense", [{}, {"format": 3}, "state"])
+@pytest.mark.parametrize("nonsense", [{}, {"format": 99}, "state"])
 def test_nonsense_is_refused_at_once(nonsense: Any) -> None:
     with mimose.auto_checkpoint(models.Encoder(), "64MiB") as handle:
         with pytest.warns(MimoseWarning, match="of no use: it"):
             handle.load_state_dict(nonsense)
-        assert handle.state_dict() == {"format": 2}
+        assert handle.state_dict() == {"format": 3}
 
 
 def test_a_whole_checkpoint_is_told_where_the_state_is() -> None:
@@ -294,6 +294,15 @@ def in_format_1(state: State, *, gaps: bool) -> State:
     return {**state, "format": 1}
 
 
+def in_format_2(state: State) -> State:
+    """The same as it was written when runs had two numbers less."""
+    state = copy.deepcopy(state)
+    for observation in state["chapters"][0]["knowledge"]["observations"]:
+        observation["runs"] = [run[: NANOSECONDS + 2] for run in observation["runs"]]
+        observation["format"] = 2
+    return {**state, "format": 2}
+
+
 def _levels(cost: RunCost, start: int, born: int, *, gaps: bool) -> list[Any]:
     levels = [start, start + cost.forward_peak, start + cost.backward_entry, born]
     own = [cost.saved, cost.recompute_peak, cost.backward_peak]
@@ -302,9 +311,10 @@ def _levels(cost: RunCost, start: int, born: int, *, gaps: bool) -> list[Any]:
     return [*levels, *own, *shared, cost.nanoseconds / 1e9, cost.fixed, 0, *gap]
 
 
-def test_what_was_written_in_format_1_is_the_same_knowledge(good: State) -> None:
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_was_written_in_older_formats_is_the_same_knowledge(good: State, number: int) -> None:
     model = models.Encoder()
-    older = in_format_1(good, gaps=True)
+    older = in_format_1(good, gaps=True) if number == 1 else in_format_2(good)
     with mimose.auto_checkpoint(model, "64MiB") as handle:
         handle.load_state_dict(older)
         train(model, texts_of([60]))

@@ -8,7 +8,7 @@ import mimose
 from mimose.bench.arena import Trainee
 from mimose.bench.contestants import Contestant, Match, StepNote
 from mimose.bench.measuring import LatestStep, TimedPlanner
-from mimose.costs import Option, StepObservation
+from mimose.costs import StepObservation
 from mimose.interception import find_blocks
 from mimose.planning import Greedy, Optimal, Planner
 from mimose.training import StepRecord, StepStart
@@ -78,7 +78,7 @@ class _Mimose(Contestant):
             return StepNote()
         runs = len(self.match.survey.observations[0].pattern)
         return StepNote(
-            recomputed=runs if record.plan is None else record.plan.count(Option.RECOMPUTE),
+            recomputed=runs if record.plan is None else record.plan.recomputed,
             observed=record.observed,
             predicted_bytes=None if record.is_bound else record.predicted_peak_bytes,
             real_bytes=None if record.observed else record.real_peak_bytes,

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from mimose.bench.arena import Trainee
 from mimose.bench.contestants import Contestant, StepNote
 from mimose.bench.workloads import BatchShape
-from mimose.costs import InputSize, Option, Profile, RunCost
+from mimose.costs import InputSize, Profile, RunCost
 from mimose.interception import find_blocks
 from mimose.memory import Meter
 from mimose.planning import GreedyLiteral
@@ -82,7 +82,7 @@ class PlanBySize:
         runs = tuple(_saving(layer.predict(elements)) for layer in self._layers)
         profile = Profile(InputSize((), ()), runs, 0, 0)
         plan = GreedyLiteral().plan(profile, self._available_bytes)
-        made = tuple(option is Option.RECOMPUTE for option in plan.choices)
+        made = tuple(option.recomputes for option in plan.choices)
         self._plans[elements] = made
         return made
 

@@ -37,7 +37,7 @@ class Playback:
     @property
     def recomputed(self) -> int:
         """How many runs the plan recomputes."""
-        return sum(option is Option.RECOMPUTE for option in self._plan.values())
+        return sum(option.recomputes for option in self._plan.values())
 
 
 def everything(pattern: Pattern) -> Plans:

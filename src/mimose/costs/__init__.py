@@ -6,6 +6,7 @@ nor a device.
 """
 
 from mimose.costs.input_size import MOST_PASSES, InputSize, Layout, arguments_in_words
+from mimose.costs.link import Link
 from mimose.costs.observations import Pattern, Run, StepObservation, in_one_order
 from mimose.costs.options import Option
 from mimose.costs.pace import Pace
@@ -22,12 +23,14 @@ from mimose.costs.timeline import (
     peak,
     peaks_to_come,
 )
+from mimose.costs.transfers import Transfer
 
 __all__ = [
     "MOST_PASSES",
     "SUBTRACTED",
     "InputSize",
     "Layout",
+    "Link",
     "Option",
     "OptionCost",
     "Pace",
@@ -38,6 +41,7 @@ __all__ = [
     "RunCost",
     "StepConditions",
     "StepObservation",
+    "Transfer",
     "arguments_in_words",
     "costs_of",
     "extra_nanoseconds",

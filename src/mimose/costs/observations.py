@@ -16,8 +16,9 @@ Run = tuple[int, int]
 Pattern = tuple[Run, ...]
 """The runs of a step, in the order of their forwards."""
 
-FORMAT = 2
-"""Of `to_plain`. Format 1 had levels where there are increments now."""
+FORMAT = 3
+"""Of `to_plain`. Format 1 had levels where there are increments now. Format 2 did not say whether a
+run's input can be moved, nor how long its backward takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,7 @@ class StepObservation:
                 backward_entry=entry,
                 recompute_peak=max(run.recompute_peak, run.forward_peak),
                 between_blocks_peak=max(0, between),
+                input_movable=False,
                 **least,
             )
             for k, (_, run) in enumerate(in_order)
@@ -103,7 +105,10 @@ class StepObservation:
     def timed_as(self, other: StepObservation) -> StepObservation:
         """This one with the times of another, of the same runs."""
         pairs = zip(self.runs, other.runs, strict=True)
-        runs = tuple(a._replace(nanoseconds=b.nanoseconds) for a, b in pairs)
+        runs = tuple(
+            a._replace(nanoseconds=b.nanoseconds, backward_nanoseconds=b.backward_nanoseconds)
+            for a, b in pairs
+        )
         return self.with_runs(runs)
 
     def with_runs(self, runs: Sequence[RunCost]) -> StepObservation:
@@ -170,14 +175,19 @@ def in_one_order(one: Pattern, other: Pattern) -> bool:
     return [run for run in one if run in common] == [run for run in other if run in common]
 
 
+_OLD_WIDTH = RunCost._fields.index("fixed") + 1
+"""How many numbers formats 1 and 2 have for a run."""
+
+
 def _higher(a: RunCost, b: RunCost) -> RunCost:
     higher = RunCost._make(map(max, a, b))
-    return higher._replace(**{name: min(getattr(a, name), getattr(b, name)) for name in SUBTRACTED})
+    lower = {name: min(getattr(a, name), getattr(b, name)) for name in SUBTRACTED}
+    return higher._replace(input_movable=a.input_movable and b.input_movable, **lower)
 
 
 def _runs_from_plain(plain: Mapping[str, Any]) -> tuple[tuple[RunCost, ...], tuple[int, ...]]:
     """The runs' costs, and the gradients allocated before each."""
-    if plain.get("format", 1) != FORMAT:
+    if plain.get("format", 1) == 1:
         return _from_levels(plain["runs"])
     gradients = tuple(map(int, plain["gradients"]))
     if len(gradients) != len(plain["runs"]):
@@ -214,8 +224,8 @@ def _from_levels(rows: Sequence[Sequence[Any]]) -> tuple[tuple[RunCost, ...], tu
 
 
 def _checked(*numbers: Any) -> RunCost:
-    *whole, fixed = numbers
-    run = RunCost._make((*map(int, whole), bool(fixed)))
-    if min(run.saved, run.recompute_peak, run.nanoseconds) < 0:
+    *whole, fixed, movable, backward = numbers if len(numbers) > _OLD_WIDTH else (*numbers, 0, 0)
+    run = RunCost._make((*map(int, whole), bool(fixed), bool(movable), int(backward)))
+    if min(run.saved, run.recompute_peak, run.nanoseconds, run.backward_nanoseconds) < 0:
         raise ValueError(f"no run costs {run}")
     return run

@@ -6,17 +6,34 @@ from enum import Enum
 
 
 class Option(Enum):
-    """What happens to a block's activations between its forward and its backward."""
+    """What happens to a block's activations between its forward and its backward.
+
+    The laxest option comes first.
+    """
 
     KEEP = "keep"
     """They stay on the device, as in plain training."""
+    SAVE_ON_HOST = "save_on_host"
+    """They are copied to host memory after the forward, and come back before the backward."""
     RECOMPUTE = "recompute"
     """They are dropped, and rebuilt by running the forward once more before the backward."""
+    RECOMPUTE_FROM_HOST = "recompute_from_host"
+    """They are recomputed, and the block's input waits in host memory until then."""
 
     @property
     def letter(self) -> str:
         """The letter that stands for this option in a printed or recorded plan."""
         return _LETTERS[self]
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the forward runs once more before the backward."""
+        return self is Option.RECOMPUTE or self is Option.RECOMPUTE_FROM_HOST
+
+    @property
+    def moves(self) -> bool:
+        """Whether bytes wait in host memory."""
+        return self is Option.SAVE_ON_HOST or self is Option.RECOMPUTE_FROM_HOST
 
     @classmethod
     def of(cls, choice: Option | bool | str) -> Option:
@@ -32,4 +49,9 @@ class Option(Enum):
         return cls.RECOMPUTE if choice else cls.KEEP
 
 
-_LETTERS = {Option.KEEP: "K", Option.RECOMPUTE: "r"}
+_LETTERS = {
+    Option.KEEP: "K",
+    Option.SAVE_ON_HOST: "H",
+    Option.RECOMPUTE: "r",
+    Option.RECOMPUTE_FROM_HOST: "h",
+}

@@ -43,6 +43,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mimose.costs.input_size import InputSize
+from mimose.costs.link import Link
 from mimose.costs.options import Option
 
 
@@ -99,6 +100,10 @@ class RunCost(NamedTuple):
     """Time of its recompute."""
     fixed: bool = False
     """Whether it cannot be recomputed, or has nothing to recompute."""
+    input_movable: bool = False
+    """Whether dropping its input after its forward frees it: no other object holds it."""
+    backward_nanoseconds: int = 0
+    """Time of its backward, without a recompute; 0 if unknown."""
 
     @property
     def held(self) -> int:
@@ -108,7 +113,9 @@ class RunCost(NamedTuple):
     @property
     def menu(self) -> tuple[OptionCost, ...]:
         """What it costs under each option that it has, the one that holds the most first."""
-        _, forward, entry, saved, spike, back, own, droppable, between, casts, took, fixed = self
+        _, forward, entry, saved, spike, back, own, droppable, between, casts, took, fixed, *_ = (
+            self
+        )
         recomputed = forward if forward > between else between
         if fixed:  # its backward was never measured apart from others
             return (OptionCost(Option.KEEP, recomputed, recomputed),)
@@ -170,6 +177,8 @@ class Profile:
     prelude: int | None = 0
     """What the model holds at the step's start, beyond what was in use before: embeddings. None if
     it was not measured."""
+    link: Link | None = None
+    """The link to host memory; None if plans do not use the host."""
 
     @property
     def head(self) -> int:
@@ -193,7 +202,15 @@ class Profile:
         head, tail = self.head_backward - previous, self.tail + before_tail - previous
         if retained:
             head = self._highest_backward() + by_end - previous
-        return Profile(self.size, runs, max(self.head_forward, beside), head, tail, self.prelude)
+        return Profile(
+            self.size,
+            runs,
+            max(self.head_forward, beside),
+            head,
+            tail,
+            self.prelude,
+            None if retained else self.link,
+        )
 
     def holding_arguments(self) -> Profile:
         """The same if kept runs hold all their arguments, as they do while they can be evicted."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from mimose.costs import InputSize, Option, Pattern, Profile, RunCost, StepObservation, peak
-from mimose.estimation.fit import Fit
+from mimose.estimation.fit import BYTES, Fit
 from mimose.estimation.prediction import Prediction, State
 from mimose.estimation.times import with_shared_times
 
@@ -227,14 +227,12 @@ def _volume(seen: StepObservation) -> int:
 
 def _peaks(profile: Profile) -> tuple[int, int]:
     """All kept and all recomputed."""
-    kept, recomputed = ([option] * len(profile.runs) for option in Option)
+    kept, recomputed = ([end] * len(profile.runs) for end in (Option.KEEP, Option.RECOMPUTE))
     return max(1, peak(profile, kept)), max(1, peak(profile, recomputed))
 
 
 def _scaled(profile: Profile, scale: Callable[[int], int]) -> Profile:
-    runs = (
-        RunCost._make((*map(scale, run[:-2]), run.nanoseconds, run.fixed)) for run in profile.runs
-    )
+    runs = (RunCost._make((*map(scale, run[:BYTES]), *run[BYTES:])) for run in profile.runs)
     return replace(
         profile,
         runs=tuple(runs),

@@ -24,7 +24,8 @@ from mimose.estimation.dimensions import Shape
 from mimose.estimation.times import Floats, Times
 
 _QUANTITIES = RunCost._fields[: RunCost._fields.index("nanoseconds")]
-_WIDTH = len(_QUANTITIES)
+BYTES = len(_QUANTITIES)
+"""How many of a run's costs are bytes. Its times and flags come after them."""
 _SAVED = _QUANTITIES.index("saved")
 _SUBTRACTED = [name in SUBTRACTED for name in _QUANTITIES]
 _SIGNED = [name in ("boundary", "backward_entry", "between_blocks_peak") for name in _QUANTITIES]
@@ -67,6 +68,8 @@ class Fit:
     error: float
     times: Times
     fixed: tuple[bool, ...]
+    movable: tuple[bool, ...]
+    """Whether the input of each run can be moved, by the latest observation."""
     _low: list[int] = field(init=False)
     _high: list[int] = field(init=False)
     _grows: npt.NDArray[np.bool_] = field(init=False)
@@ -139,6 +142,7 @@ class Fit:
             error=float(wrong.max()),
             times=Times.of(observations),
             fixed=fixed,
+            movable=tuple(run.input_movable for run in observations[-1].runs),
         )
 
     def predict(self, size: InputSize, *, upper_end: bool = False) -> Profile | None:
@@ -267,7 +271,18 @@ class Fit:
 
     def _profile(self, size: InputSize, row: Floats) -> Profile:
         numbers: list[int] = np.maximum(row, self._floor).round().astype(np.int64).tolist()
-        return _profile_of(size, numbers, self.fixed, self.times)
+        others = [
+            (
+                self.times.recompute.nanoseconds(k, saved),
+                fixed,
+                movable,
+                self.times.backward.nanoseconds(k, saved),
+            )
+            for k, (saved, fixed, movable) in enumerate(
+                zip(numbers[_SAVED:-_OF_STEP:BYTES], self.fixed, self.movable, strict=True)
+            )
+        ]
+        return _profile_of(size, numbers, others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,20 +336,22 @@ def _at_most(a: Sequence[float], b: Sequence[float]) -> bool:
 
 def _row_of(profile: Profile) -> list[int]:
     """All that is fitted of a profile, in a row."""
-    row = [number for run in profile.runs for number in run[:_WIDTH]]
+    row = [number for run in profile.runs for number in run[:BYTES]]
     return [*row, profile.head_forward, profile.head_backward, profile.tail, profile.prelude or 0]
 
 
-def _profile_of(
-    size: InputSize, numbers: Sequence[int], fixed: Sequence[bool], times: Times | None = None
-) -> Profile:
+_Others = tuple[int, bool, bool, int]
+"""What is not fitted of a run: the costs after its bytes."""
+
+
+def _profile_of(size: InputSize, numbers: Sequence[int], others: Sequence[_Others]) -> Profile:
     """The profile that has these numbers in its row."""
-    runs = []
-    for k, stays in enumerate(fixed):
-        costs = numbers[k * _WIDTH : (k + 1) * _WIDTH]
-        nanoseconds = 0 if times is None else times.nanoseconds(k, costs[_SAVED])
-        runs.append(RunCost._make((*costs, nanoseconds, stays)))
-    return Profile(size, tuple(runs), *numbers[-_OF_STEP:])
+    runs = [
+        RunCost._make((*numbers[k * BYTES : (k + 1) * BYTES], *rest))
+        for k, rest in enumerate(others)
+    ]
+    head_forward, head_backward, tail, prelude = numbers[-_OF_STEP:]
+    return Profile(size, tuple(runs), head_forward, head_backward, tail, prelude)
 
 
 def _leave_one_out(features: Floats, values: Floats, coefficients: Floats) -> Floats:
@@ -351,5 +368,6 @@ _ANY_SIZE = InputSize((), ())
 def _peaks(fixed: Sequence[bool], rows: Floats) -> Floats:
     """The peaks of each row, all kept and all recomputed."""
     ends = ([Option.KEEP] * len(fixed), [Option.RECOMPUTE] * len(fixed))
-    profiles = (_profile_of(_ANY_SIZE, row, fixed) for row in rows.round().astype(int).tolist())
+    others = [(0, stays, False, 0) for stays in fixed]
+    profiles = (_profile_of(_ANY_SIZE, row, others) for row in rows.round().astype(int).tolist())
     return np.array([[max(1, peak(profile, end)) for end in ends] for profile in profiles], float)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mimose.costs import Option, Profile, extra_nanoseconds, peak
+from mimose.costs import Option, Profile, Transfer, extra_nanoseconds, peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,10 @@ class Plan:
     """Time that the choices add to the step."""
     fits: bool
     """Whether the predicted peak is within what was available."""
+    transfers: tuple[Transfer, ...] = ()
+    """The runs whose bytes wait in host memory, in forward order."""
+    stall_seconds: float = 0.0
+    """The part of `extra_seconds` in which the device waits for transfers."""
 
     @classmethod
     def of(cls, profile: Profile, choices: Iterable[Option | bool], available_bytes: int) -> Plan:
@@ -36,6 +40,21 @@ class Plan:
     def kept(self) -> int:
         """How many runs are kept."""
         return self.count(Option.KEEP)
+
+    @property
+    def recomputed(self) -> int:
+        """How many runs are recomputed."""
+        return self.count(Option.RECOMPUTE) + self.count(Option.RECOMPUTE_FROM_HOST)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that are copied to host memory, and back again."""
+        return sum(transfer.moved_bytes for transfer in self.transfers)
+
+    @property
+    def host_bytes(self) -> int:
+        """The most bytes in host memory at once: when the backward begins, all of them."""
+        return self.moved_bytes
 
     @property
     def keeps_all(self) -> bool:

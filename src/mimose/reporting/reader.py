@@ -25,7 +25,8 @@ class RecordedStep:
     """From the start of the recording to the step's first block."""
     size: InputSize
     plan: str | None
-    """One letter per run: K kept, r recomputed; None if the step was observed."""
+    """One letter per run: K kept, H saved on the host, r recomputed, h recomputed from an input on
+    the host; None if the step was observed."""
     observed: str | None
     """The same letters for an observed step; None if everything was recomputed, or the step was
     not observed."""
@@ -140,7 +141,7 @@ def _header(line: str, path: str | os.PathLike[str]) -> Header:
     if not isinstance(values, dict):
         raise ArgumentError(f"{path} has an invalid header in its first line")
     if values.get("format") not in READABLE:
-        readable = " and ".join(map(str, READABLE))
+        readable = ", ".join(map(str, READABLE))
         raise ArgumentError(
             f"{path} has format {values.get('format')}, but this version of mimose reads formats "
             f"{readable}: use mimose {values.get('mimose_version')}"

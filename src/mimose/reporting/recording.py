@@ -41,10 +41,10 @@ from mimose.training import RunStart, StepRecord, StepStart, Subscriber
 
 log = logging.getLogger("mimose")
 
-FORMAT = 2
-READABLE = (1, FORMAT)
-"""Formats that `reader.py` reads. Format 1 stores memory levels in its observations, format 2
-increments."""
+FORMAT = 3
+READABLE = (1, 2, FORMAT)
+"""Formats that `reader.py` reads. Each is the format of the observations in it; plans use the
+letters H and h from format 3 on."""
 _FLUSH_LINES, _FLUSH_SECONDS = 64, 2.0
 """Write after this many lines or seconds, whichever comes first."""
 

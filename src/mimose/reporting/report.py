@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from mimose.costs import InputSize, Option, Pace, Profile, RunCost
+from mimose.costs import InputSize, Pace, Profile, RunCost
 from mimose.estimation import CostModel
 from mimose.planning import KeepAll, Plan, PlanCache, Planner, RecomputeAll
 from mimose.reporting.notebook import explanation_html, stats_html
@@ -118,7 +118,7 @@ class Stats(Subscriber):
         real, predicted = record.real_peak_bytes, record.predicted_peak_bytes
         if real is not None and predicted is not None and record.comparable:
             self._note_shortfall(real, predicted)
-        self.runs_recomputed += plan.count(Option.RECOMPUTE)
+        self.runs_recomputed += plan.recomputed
         self.runs_kept += plan.kept
         self.recompute_seconds += plan.extra_seconds
 

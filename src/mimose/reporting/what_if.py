@@ -185,7 +185,7 @@ def _row(
         plan = outlook.plan(profile, budget)
         recompute += share / total * plan.extra_seconds
         runs += share * len(profile.runs)
-        recomputed += share * plan.count(Option.RECOMPUTE)
+        recomputed += share * plan.recomputed
         step += share / total * (step_time.seconds(profile) if step_time else 0)
         too_large += 0.0 if plan.fits else share
         least = outlook.least_budget(profile)

@@ -14,9 +14,9 @@ from mimose.execution import is_distributed
 from mimose.interception import BlockInterceptor
 from mimose.training.scheduler import Scheduler
 
-FORMAT = 2
-_READABLE = (1, FORMAT)
-"""Format 1 had levels where there are increments now."""
+FORMAT = 3
+_READABLE = (1, 2, FORMAT)
+"""Each format is that of the observations in it."""
 
 
 class LearnedState:

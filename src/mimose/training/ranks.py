@@ -69,8 +69,8 @@ class Agreement:
         return bool(self._largest([int(flag)])[0])
 
     def _vector(self, choices: Mapping[Run, Option] | None) -> list[int]:
-        strictest = len(_OPTIONS) - 1  # for runs that no plan knows
-        numbers = [strictest] * (len(self._interceptors) * _RUNS)
+        unplanned = _OPTIONS.index(Option.RECOMPUTE)
+        numbers = [unplanned] * (len(self._interceptors) * _RUNS)
         for run in choices or ():
             numbers[_place(run)] = 0
         for run, option in (choices or {}).items():
