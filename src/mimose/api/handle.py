@@ -25,7 +25,7 @@ from typing import Any, TypeVar, final
 from torch import nn
 
 from mimose.api.occupied import attached_engines, engines_on_same_blocks, interceptor_on
-from mimose.api.options import COLLECTORS, checked_planner, refuse_options
+from mimose.api.options import COLLECTORS, checked_choices, checked_planner, refuse_options
 from mimose.api.switch import switched_off
 from mimose.costs import InputSize, Layout, arguments_in_words
 from mimose.errors import ArgumentError, ConflictError
@@ -37,6 +37,7 @@ from mimose.interception import (
     refuse_lazy,
     refuse_other_checkpointing,
 )
+from mimose.memory import parse_host_memory
 from mimose.planning import Planner
 from mimose.reporting import (
     Explanation,
@@ -65,6 +66,8 @@ def auto_checkpoint(
     planner: str | Planner = "optimal",
     collector: str = "ride",
     enforce: bool = False,
+    host_memory: int | str = "auto",
+    choices: Iterable[str] | None = None,
     allocator: str = "auto",
     input_size: SizeFunction | None = None,
     record: str | os.PathLike[str] | None = None,
@@ -86,6 +89,10 @@ def auto_checkpoint(
         collector: `"ride"` measures blocks while they are kept or recomputed; `"shuttle"` is the
             paper's double forward.
         enforce: Also set the budget as the allocator's hard limit.
+        host_memory: Host memory that activations may use while they wait for their backward:
+            `"auto"` for at most a quarter of what is free, `0` for none, `"16GiB"` or bytes.
+        choices: What plans may choose from for each block: `"keep"`, `"save_on_host"`,
+            `"recompute"` and `"recompute_from_host"`; all of them by default.
         allocator: `"auto"` configures PyTorch's CUDA allocator for batches of varying size until
             `detach`, unless you have configured it yourself; `"leave"` does not change it.
         input_size: A function that returns the size of a batch from the forward's arguments.
@@ -109,6 +116,8 @@ def auto_checkpoint(
         planner=planner,
         collector=collector,
         enforce=enforce,
+        host_memory=host_memory,
+        choices=choices,
         allocator=allocator,
         input_size=input_size,
         record=record,
@@ -129,6 +138,8 @@ class Mimose:
         planner: str | Planner,
         collector: str,
         enforce: bool,
+        host_memory: int | str,
+        choices: Iterable[str] | None,
         allocator: str,
         input_size: SizeFunction | None,
         record: str | os.PathLike[str] | None = None,
@@ -144,6 +155,8 @@ class Mimose:
             planner=planner,
             collector=collector,
             enforce=enforce,
+            host_memory=host_memory,
+            choices=choices,
             allocator=allocator,
             input_size=input_size,
         )
@@ -156,6 +169,8 @@ class Mimose:
             Options(
                 collector=COLLECTORS[collector],
                 enforce=enforce,
+                host_bytes=parse_host_memory(host_memory),
+                choices=checked_choices(choices),
                 allocator=allocator,
                 input_size=input_size,
             ),

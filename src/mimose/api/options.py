@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from mimose.costs import Option
 from mimose.errors import ArgumentError
-from mimose.memory import refuse_allocator_choice
+from mimose.memory import parse_host_memory, refuse_allocator_choice
 from mimose.planning import Guarded, Planner, planner_named
 from mimose.tensors import SizeFunction
 from mimose.training import Collector, Shuttle
@@ -20,6 +22,8 @@ def refuse_options(
     planner: str | Planner,
     collector: str,
     enforce: bool,
+    host_memory: int | str = "auto",
+    choices: Iterable[str] | None = None,
     allocator: str,
     input_size: SizeFunction | None,
     **_: Any,
@@ -30,6 +34,8 @@ def refuse_options(
         raise ArgumentError(f"collector= must be 'ride' or 'shuttle'; got {collector!r}")
     if not isinstance(enforce, bool):
         raise ArgumentError(f"enforce= must be True or False; got {enforce!r}")
+    parse_host_memory(host_memory)
+    checked_choices(choices)
     refuse_allocator_choice(allocator)
     if input_size is not None and not callable(input_size):
         raise ArgumentError(
@@ -37,6 +43,27 @@ def refuse_options(
             f"lambda input_ids, **_: tuple(input_ids.shape); got {input_size!r}"
         )
     checked_planner(planner)
+
+
+def checked_choices(choices: Iterable[str] | None) -> frozenset[Option]:
+    """The options of these names; all of them if none are given."""
+    if choices is None:
+        return frozenset(Option)
+    known = [option.value for option in Option]
+    names = [choices] if isinstance(choices, str) else list(choices)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ArgumentError(
+            f"choices= has {', '.join(map(repr, unknown))}; there are {', '.join(known)}"
+        )
+    needed = [option.value for option in (Option.KEEP, Option.RECOMPUTE)]
+    if not set(needed) <= set(names):
+        raise ArgumentError(
+            f"choices={tuple(names)} must contain 'keep' and 'recompute', which steps without a "
+            "prediction need; 'save_on_host' and 'recompute_from_host' may be left out. For one "
+            "plan for all batches, see planner='keep_all' and planner='recompute_all'"
+        )
+    return frozenset(map(Option, names))
 
 
 def checked_planner(planner: str | Planner) -> Planner:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,8 @@ class ForwardEnd(NamedTuple):
     """The bytes of what it saves besides inputs, outputs and parameters, as far as hooks see it."""
     kept: bool = False
     """Whether its activations are there."""
+    inputs: Sequence[torch.Tensor] = ()
+    """Its arguments."""
 
 
 class Listener:

@@ -1,7 +1,7 @@
 """Run a function without keeping its activations; rebuild them when the backward asks.
 
-With `on_host.py`, the only file that touches autograd's saved-tensor hooks. It knows nothing of models, plans or
-memory. What it promises, and where the code relies on it:
+With `on_host.py`, the only file that touches autograd's saved-tensor hooks. It knows nothing of
+models or plans. What it promises, and where the code relies on it:
 
 1. Gradients equal those of the plain function, bit for bit.
 2. RNG, autocast, attention backends and default device are those of the forward
@@ -454,7 +454,7 @@ class Frame:
         idle = [t for t in inputs if (s := storage_of(t)) is not None and s._cdata not in saved]
         inside = packed.keys() - given.keys() - made.keys()
         explained = sum(allocated_bytes(packed[key]) for key in inside)
-        end = ForwardEnd(list(made.values()), own, idle, explained, self.keeping)
+        end = ForwardEnd(list(made.values()), own, idle, explained, self.keeping, inputs)
         listener.forward_ends(self.run, end)
 
     def _describe_misfits(self) -> str:

@@ -73,15 +73,15 @@ class BlockInterceptor(TriedInterceptor):
         if self.trusted is False:
             return self.plain(args, kwargs)
         option, evictor = directive.option, directive.evictor
+        call: Callable[..., Any] = self._through_forward
+        fallback = evictor is not None or option is Option.KEEP
         if option is Option.SAVE_ON_HOST and directive.mover is not None:
-            call, may_fail = self._saving_on_host, may_fail and directive.guarded
+            call, fallback = self._saving_on_host, directive.guarded
         elif option is Option.KEEP and directive.listener is None and evictor is None:
             if not directive.guarded:
                 return self.plain(args, kwargs)
             call = self._plainly
-        else:
-            call, may_fail = self._through_forward, may_fail and (not option.recomputes or evictor)
-        if may_fail and self._may_run_twice(args, kwargs):
+        if fallback and may_fail and self._may_run_twice(args, kwargs):
             return self._again_if_it_fails(call, directive, args, kwargs)
         return call(directive, args, kwargs)
 

@@ -111,11 +111,11 @@ class _Segment:
     """One mapping of the system, handed out in pieces, first fit."""
 
     def __init__(self, nbytes: int, *, pinned: bool) -> None:
-        self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.nbytes = nbytes
         try:
-            self._memory = mmap.mmap(-1, self.nbytes)
+            self._memory = mmap.mmap(-1, nbytes)
         except (OSError, ValueError) as error:
-            raise PinningError(f"the system has no {self.nbytes} bytes: {error}") from None
+            raise PinningError(f"the system has no {nbytes} bytes: {error}") from None
         with suppress(AttributeError, OSError):  # larger pages are pinned faster, where there are
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)

@@ -59,7 +59,7 @@ def host_limit(asked: int | None, device: torch.device) -> int:
         properties = torch.cuda.get_device_properties(device)
         if getattr(properties, "is_integrated", 0):
             return 0
-        return _automatic() if asked is None else asked
+        return automatic_limit() if asked is None else asked
     return (asked or 0) if device.type == "cpu" else 0
 
 
@@ -69,7 +69,7 @@ def physical_bytes() -> int:
     return min([present, *(limit for limit, _ in _cgroups())])
 
 
-def _automatic() -> int:
+def automatic_limit() -> int:
     """A quarter of what is free, shared by the processes that train on this machine."""
     free = min([_available(), *(limit - used for limit, used in _cgroups())])
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))

@@ -67,6 +67,8 @@ class Collector(Listener):
         """The run whose backward is under way."""
         self.held = 0
         """What kept runs hold now, beyond what a step holds in which all are recomputed."""
+        self._away = 0
+        """Inputs of recomputed runs that wait on the host now."""
         self._spoiled = self._over = self._retained = False
         self.look: Look | None = None
         """Called at each moment at which something may have to be evicted."""
@@ -80,7 +82,7 @@ class Collector(Listener):
             self._levels.base = reading.in_use
         elif self._runs:
             last = self._runs[-1]
-            between = (reading.in_use if last.fixed else reading.peak) - self._base - self.held
+            between = (reading.in_use if last.fixed else reading.peak) - self._others
             if last.fixed:
                 last.forward = reading.peak - last.start_in_use
             self._settle_inputs()
@@ -91,7 +93,7 @@ class Collector(Listener):
                 shared = last.pass_outputs_on(args, kwargs)
             self._settle_dropped()
         number = len(self._runs)
-        seen = RunObservation(run, reading.in_use - self._base - self.held, reading.in_use)
+        seen = RunObservation(run, reading.in_use - self._others, reading.in_use)
         seen.between, seen.shared_inputs, seen.kept = between, shared, keep
         seen.casts = self._known[run].shared_casts if run in self._known else 0
         self._runs.append(seen)
@@ -128,7 +130,7 @@ class Collector(Listener):
         if self._levels.base is not None:
             self._settle_inputs()
             reading = self.readings.read()
-            peak = reading.peak - self._base - self.held
+            peak = reading.peak - self._others
             self._settle_dropped()
             self._levels.head_forward = max(self._levels.head_forward, peak)
 
@@ -173,7 +175,7 @@ class Collector(Listener):
         if self._over:
             return
         seen, before = self._runs[run], self._runs[run].active_in_use
-        seen.ended = self._clock.mark()
+        seen.ended = seen.backward_begun = self._clock.mark()
         reading = self.readings.read()
         seen.active_in_use = reading.in_use
         seen.saved, seen.spike = reading.in_use - before, reading.peak - before
@@ -216,6 +218,10 @@ class Collector(Listener):
             seen.held = max(0, seen.held - seen.casts)
         seen.begun = seen.ended = None
 
+    def inputs_moved(self, more_bytes: int) -> None:
+        """Inputs of recomputed runs have come back to the device; or left it, if negative."""
+        self._away -= more_bytes
+
     def _enter(self, seen: RunObservation) -> Reading:
         """The backward comes to a run."""
         reading, levels = self.readings.read(), self._levels
@@ -227,14 +233,15 @@ class Collector(Listener):
             self.held = sum(each.held for each in self._runs)
             gone = self._previous_outputs.freed_bytes() + self.gradients.backward_begins()
             levels.previous = gone
-            levels.head_backward = reading.peak - self._base - before + gone
+            levels.head_backward = reading.peak - self._base - before + self._away + gone
         else:
             self._leave(reading)
         seen.gradients = self.gradients.so_far()
-        level = reading.in_use - self._base - self.held + levels.previous - seen.gradients
+        level = reading.in_use - self._others + levels.previous - seen.gradients
         # Its own outputs that it saves are gone by now in a step in which it is recomputed.
         seen.entry = level - (seen.saved - seen.held if seen.kept else 0)
         self._latest = seen
+        seen.backward_begun = self._clock.mark()
         return reading
 
     def _leave(self, reading: Reading) -> None:
@@ -243,6 +250,7 @@ class Collector(Listener):
         if latest is None:
             return
         latest.back = max(latest.back, reading.peak - latest.active_in_use)
+        latest.backward_ended = self._clock.mark()
         if latest.held and not keeps_graph():
             self.held -= latest.held
             latest.held = 0
@@ -255,7 +263,7 @@ class Collector(Listener):
         if self._latest is not None:
             self._leave(reading)
         first = self._used[0].gradients if self._used else 0
-        levels.tail = reading.peak - self._base - self.held + levels.previous - first
+        levels.tail = reading.peak - self._others + levels.previous - first
 
     # What came of it
 
@@ -306,7 +314,10 @@ class Collector(Listener):
     @property
     def timed(self) -> bool:
         """Whether all times are known by now."""
-        return all(self._seconds(run) is not None for run in self._runs)
+        times = (
+            time(run) for run in self._runs for time in (self._seconds, self._backward_seconds)
+        )
+        return all(seconds is not None for seconds in times)
 
     def observation(self, size: InputSize) -> StepObservation | None:
         """What was measured; None if it does not count.
@@ -342,11 +353,28 @@ class Collector(Listener):
                 run.forward = self._forward_if_recomputed(run, recomputed)
             # Times and what stands in for them are never mixed: they are compared with each other.
             seconds = (self._seconds(run) or 0.0) if timed else max(0, run.saved) * 1e-12
-            costs.append(run.cost(start, round(seconds * 1e9)))
+            backward = (self._backward_seconds(run) or 0.0) if timed else 0.0
+            costs.append(run.cost(start, round(seconds * 1e9), round(backward * 1e9)))
             start = run.start
         if len(costs) > 1 and not costs[-1].shared_casts:  # only a following run could tell
             costs[-1] = costs[-1]._replace(shared_casts=costs[-2].shared_casts)
-        return costs
+        return self._with_movable_inputs(costs)
+
+    def _with_movable_inputs(self, costs: list[RunCost]) -> list[RunCost]:
+        """The same; whether a kept run's input could wait on the host is not seen while it is kept,
+        so that of another run of its kind holds, or what was seen of it before."""
+        movable = {(cost.boundary, cost.saved) for cost in costs if cost.input_movable}
+        return [
+            cost._replace(input_movable=True)
+            if run.was_kept
+            and ((cost.boundary, cost.saved) in movable or self._was_movable(run.run))
+            else cost
+            for run, cost in zip(self._used, costs, strict=True)
+        ]
+
+    def _was_movable(self, run: Run) -> bool:
+        known = self._known.get(run)
+        return known is not None and known.input_movable
 
     def _forward_if_recomputed(self, kept: RunObservation, recomputed: list[RunObservation]) -> int:
         """The forward peak that a kept run would have had: that of one of the same kind, or the
@@ -373,9 +401,18 @@ class Collector(Listener):
     def _seconds(self, run: RunObservation) -> float | None:
         return 0.0 if run.ended is None else self._clock.seconds(run.begun, run.ended)
 
+    def _backward_seconds(self, run: RunObservation) -> float | None:
+        begun, ended = run.backward_begun, run.backward_ended
+        return 0.0 if begun is None or ended is None else self._clock.seconds(begun, ended)
+
     @property
     def _base(self) -> int:
         return self._levels.base or 0
+
+    @property
+    def _others(self) -> int:
+        """What is in use besides what a step holds in which all is recomputed on the device."""
+        return self._base + self.held - self._away
 
     def _look(self, where: str, run: int, in_use: int) -> None:
         if self.look is not None:

@@ -27,6 +27,8 @@ class PlanKey(NamedTuple):
     strictness: int
     beside_bytes: int = 0
     """What steps of other handles take meanwhile."""
+    link: int = 0
+    """What is known of the link to the host, as a number that changes with it."""
     done: tuple[Option, ...] = ()
     """What the runs did that had run when it was planned."""
 

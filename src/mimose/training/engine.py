@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.costs import MOST_PASSES, InputSize, Regime, StepObservation
+from mimose.costs import MOST_PASSES, InputSize, Option, Regime, StepObservation
 from mimose.errors import warn
 from mimose.execution import output_tensors
 from mimose.interception import Block, Directive, Trials, describe_blocks, name_pattern
@@ -44,6 +44,7 @@ from mimose.training.scheduler import Scheduler
 from mimose.training.setting import Setting, device_of, first_device
 from mimose.training.shuttle import Shuttle
 from mimose.training.step import Step
+from mimose.training.transfers import StepTransfers
 from mimose.units import Budget, text_of
 
 log = logging.getLogger("mimose")
@@ -62,6 +63,10 @@ class Options:
     allocator: str = "auto"
     input_size: SizeFunction | None = None
     """The user's own measure of a batch."""
+    host_bytes: int | None = None
+    """Host memory that activations may take; None for as much as is reasonable."""
+    choices: frozenset[Option] = frozenset(Option)
+    """The options that plans may use."""
     observe_only: bool = False
     """Observe every step with every block recomputed, and never plan: for measuring."""
 
@@ -320,6 +325,7 @@ class Engine:
             self._enter(regime)
         reading = setting.meter.read()
         setting.history.step_begins(reading)
+        setting.host.step_begins()
         began = time.perf_counter()
         whole = self.scheduler.cost_model.whole(size)
         around = self._overlap.around(setting.device)
@@ -401,6 +407,14 @@ class Engine:
         if collector is None:
             setting.history.make_room(reading.in_use + decision.cached.plan.peak_bytes, reading)
             start = setting.history.start_planned_step(reading)
+        transfers = None
+        if decision.cached.plan.transfers and setting.host.memory is not None:
+            transfers = StepTransfers(
+                setting.host.memory,
+                decision.cached.plan.transfers,
+                list(decision.cached.choices),
+                collector,
+            )
         step = Step(
             decision,
             start,
@@ -411,6 +425,7 @@ class Engine:
             cost_model=cost_model,
             collector=collector,
             evictor=evictor,
+            transfers=transfers,
         )
         in_order = not (cost_model.any_order or self._hooks.agreement.needed)
         if in_order and step.has_plan:
@@ -453,7 +468,13 @@ class Engine:
         """Settle device and bytes; before the model runs, where FSDP2 gathers its parameters."""
         model = self.model
         self._set_allocator_up(device_of(model))
-        self.setting = setting = Setting(model, self.budget, enforce=self.options.enforce)
+        self.setting = setting = Setting(
+            model,
+            self.budget,
+            enforce=self.options.enforce,
+            host_bytes=self.options.host_bytes,
+            choices=self.options.choices,
+        )
         self._finalizers.append(weakref.finalize(model, setting.close))
         self._state.settle(model, setting.device, self._hooks.interceptors)
         self.events.run_starts(

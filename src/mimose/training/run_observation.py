@@ -53,8 +53,15 @@ class RunObservation:
     shared_inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     """Inputs that the run before saves: where that is kept, they outlive this one's backward."""
     unsaved_inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    """Its inputs that depend on something trained, if it is recomputed."""
+    movable_input: int = 0
+    """Bytes of its input that come free if its recompute does not hold on to them."""
     begun: Any = None
     ended: Any = None
+    backward_begun: Any = None
+    """When its backward began, after a recompute."""
+    backward_ended: Any = None
     awaited: bool = False
     """Whether its output depends on something that is trained."""
     entered: bool = False
@@ -77,6 +84,8 @@ class RunObservation:
         ]
         self.output_bytes = bytes_of_storages(end.outputs)
         self.was_kept = end.kept
+        if not end.kept:
+            self.inputs = [weakref.ref(t) for t in end.inputs if t.grad_fn is not None]
         if self.kept:
             # What hooks did not see (tensors on a custom Function's ctx, copies of buffers) stays
             # if the run is recomputed, too. What they saw may have been there before.
@@ -122,11 +131,14 @@ class RunObservation:
                 _bytes_behind(ref) for ref in self.unsaved_inputs if _is_held_once(ref)
             )
         self.unsaved_inputs = []
+        self.movable_input = sum(_bytes_behind(ref) for ref in self.inputs if _is_held_once(ref))
+        self.inputs = []
 
-    def cost(self, start_before: int, nanoseconds: int) -> RunCost:
+    def cost(self, start_before: int, nanoseconds: int, backward_nanoseconds: int) -> RunCost:
         """What counts of it; `start_before` is where the run before started."""
+        boundary = self.start - start_before
         return RunCost(
-            boundary=self.start - start_before,
+            boundary=boundary,
             forward_peak=max(0, self.forward),
             backward_entry=0 if self.fixed else self.entry - self.start,
             saved=max(0, self.saved),
@@ -138,6 +150,8 @@ class RunObservation:
             shared_casts=min(self.casts, max(0, self.saved - self.output_saved)),
             nanoseconds=nanoseconds,
             fixed=self.fixed,
+            input_movable=0 < boundary <= self.movable_input,
+            backward_nanoseconds=backward_nanoseconds,
         )
 
 

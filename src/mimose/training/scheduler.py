@@ -21,7 +21,7 @@ from mimose.costs import (
 )
 from mimose.estimation import CostModel, CostModels, Prediction, Surprise
 from mimose.memory import Reading
-from mimose.planning import CachedPlan, Optimal, Plan, PlanCache, Planner, RecomputeAll
+from mimose.planning import CachedPlan, KeepAll, Optimal, Plan, PlanCache, Planner, RecomputeAll
 from mimose.training.decision import EVERYTHING_RECOMPUTED, UNKNOWN, Decision, PlanKey
 from mimose.training.setting import Setting
 from mimose.training.step import Step
@@ -134,6 +134,7 @@ class Scheduler:
             cost_model.version,
             self.strictness,
             setting.bracket(beside_bytes)[1] if beside_bytes else 0,
+            setting.host.version,
         )
 
     def _available(
@@ -167,12 +168,30 @@ class Scheduler:
         if prediction is None:
             return None
         profile = _as_run(prediction).in_step(conditions)
-        plan = self._as_strict_as_must_be(
-            self.planner.plan(profile, _room(key.available_bytes, prediction)),
-            profile,
-            key.available_bytes,
-        )
+        if self._may_use_host(setting, key, profile):
+            profile = replace(profile, link=setting.host.link(trusted=prediction.trusted))
+            key = key._replace(link=setting.host.version)  # the first to ask has measured it
+        plan = self._plan(profile, key, prediction)
+        if not setting.host.reserve(plan.host_bytes):
+            profile = replace(profile, link=None)
+            plan = self._plan(profile, key, prediction)
         return self._ready(setting, plan, pattern, profile, key, prediction)
+
+    def _plan(self, profile: Profile, key: PlanKey, prediction: Prediction) -> Plan:
+        plan = self.planner.plan(profile, _room(key.available_bytes, prediction))
+        return self._as_strict_as_must_be(plan, profile, key.available_bytes)
+
+    def _may_use_host(self, setting: Setting, key: PlanKey, profile: Profile) -> bool:
+        """Whether bytes may leave the device: in steps whose runs come and go once, as planned.
+
+        Before the first plan that could use it, nothing is done for it.
+        """
+        cost_model, host = self.cost_model, setting.host
+        regular = not (cost_model.any_order or cost_model.retained or cost_model.skips)
+        alone = not key.beside_bytes and len(key.size.passes) == 1
+        if not (host.possible and regular and alone):
+            return False
+        return host.memory is not None or not KeepAll().plan(profile, key.available_bytes).fits
 
     def _ready(
         self,
@@ -321,8 +340,9 @@ class Scheduler:
 
 
 def _with_one_recomputed_of_each_kind(decision: Decision) -> Decision:
-    """The same for a step that is observed: the forward peak of a block that saves nothing cannot
-    be measured while it is kept, and one block shows it for all that are alike."""
+    """The same for a step that is observed: the forward peak of a block that saves nothing, and
+    whether its input could wait on the host, cannot be seen while it is kept, and one block shows
+    it for all that are alike. Not the first one: the model's caller often holds its input."""
     profile, choices = decision.cached.profile, dict(decision.cached.choices)
     if profile is None:
         return decision
@@ -332,7 +352,7 @@ def _with_one_recomputed_of_each_kind(decision: Decision) -> Decision:
             kinds.setdefault((cost.saved, cost.recompute_peak), []).append(run)
     for runs in kinds.values():
         if all(choices[run] is Option.KEEP for run in runs):
-            choices[runs[0]] = Option.RECOMPUTE
+            choices[runs[min(1, len(runs) - 1)]] = Option.RECOMPUTE
     return decision.with_choices(choices)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from mimose.costs import Option
 from mimose.errors import ConflictError, warn
 from mimose.memory import Clock, Meter, Reading, meter_for, reserve_for
 from mimose.tensors import Gradients, Parameters, bytes_of
 from mimose.training.allocator_history import AllocatorHistory
+from mimose.training.host_use import HostUse
 from mimose.training.lookout import Lookout
 from mimose.units import Budget, text_of
 
@@ -19,7 +21,15 @@ class Setting:
     Settled late, so that the order of attaching, moving, wrapping and preparing does not matter.
     """
 
-    def __init__(self, model: nn.Module, budget: Budget, *, enforce: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        budget: Budget,
+        *,
+        enforce: bool = False,
+        host_bytes: int | None = 0,
+        choices: frozenset[Option] = frozenset(Option),
+    ) -> None:
         self.open = True
         self.device = device_of(model)
         self._parameters = Parameters(model)
@@ -35,6 +45,7 @@ class Setting:
         self.reserve = reserve_for(self.budget_bytes, self.meter)
         self._grain = max(1, self.budget_bytes >> 13)
         self.history = AllocatorHistory(self.budget_bytes, self.meter, self.reserve, reading)
+        self.host = HostUse(self.device, host_bytes, choices)
         if enforce:
             self.meter.limit(self.budget_bytes - spare_bytes(self.budget_bytes, self.meter))
 
@@ -43,6 +54,7 @@ class Setting:
         self.open = False
         self.meter.limit(None)
         self.meter.close()
+        self.host.close()
         self._parameters, self._all_parameters = Parameters(nn.Module()), []
         self.gradients = Gradients([])
         self.lookout = Lookout(nn.Module(), self.device)

@@ -26,6 +26,10 @@ from mimose.training.collector import Collector
 from mimose.training.decision import Decision
 from mimose.training.eviction import StepEvictor
 from mimose.training.nesting import Nesting
+from mimose.training.transfers import StepTransfers
+
+_After = Callable[[Any, Any], None]
+"""Called with the inputs and the output of a block's call."""
 
 
 class Step:
@@ -43,6 +47,7 @@ class Step:
         when_later: Callable[[Step], None],
         collector: Collector | None = None,
         evictor: StepEvictor | None = None,
+        transfers: StepTransfers | None = None,
     ) -> None:
         self.decision = decision
         self.cost_model = cost_model
@@ -54,6 +59,7 @@ class Step:
         """Its size, as far as its passes have come."""
         self.collector = collector
         self.evictor = evictor
+        self._transfers = transfers
         self.plan = decision.cached.plan
         self._choices = dict(decision.cached.choices)
         self._beside = 0
@@ -84,7 +90,7 @@ class Step:
         """How the coming call of this block runs."""
         run = self.calls.next(block)
         option = self._choices.get(run)
-        after = self.backward.watch if self.backward.pending else None
+        after: _After | None = self.backward.watch if self.backward.pending else None
         if option is None:
             option, after = self._unknown(run, after)
         elif not self.calls.follows(run):
@@ -93,17 +99,19 @@ class Step:
         guarded = run in self.decision.cached.guarded
         if run == self._last_planned:
             after = _both(after, self._forward_ends)
+        mover = None
+        if self._transfers is not None:
+            mover = self._transfers.before_forward(run, args, kwargs)
+            after = _both(self._transfers.watch(run), after)
         collector = self.collector
         if collector is None:
-            if after is None and not guarded:
+            if after is None and not guarded and not option.moves:
                 return KEEP if option is Option.KEEP else RECOMPUTE
-            return Directive(option, guarded=guarded, after=after)
+            return Directive(option, guarded=guarded, after=after, mover=mover)
         number = collector.run_begins(run, args, kwargs, keep=option is Option.KEEP)
-        return Directive(option, number, collector, self.evictor, guarded, after)
+        return Directive(option, number, collector, self.evictor, guarded, after, mover)
 
-    def _unknown(
-        self, run: Run, after: Callable[..., None] | None
-    ) -> tuple[Option, Callable[..., None] | None]:
+    def _unknown(self, run: Run, after: _After | None) -> tuple[Option, _After | None]:
         """The plan does not know this run: it is recomputed."""
         if run in self.cost_model.unused:
             self._beside += 1
@@ -147,6 +155,8 @@ class Step:
 
     def _forward_ends(self, *_: Any) -> None:
         """The last run that the plan knows has returned."""
+        if self._transfers is not None:
+            self._transfers.after_last_forward()
         if self.evictor is not None and self.collector is not None:
             self.collector.before_head()
         self.when_forward_ends()
@@ -321,13 +331,13 @@ class _Beside:
             step.is_used(self._run)
 
 
-def _both(first: Callable[..., None] | None, second: Callable[..., None]) -> Callable[..., None]:
+def _both(first: _After | None, second: _After | None) -> _After | None:
     """One after the other."""
-    if first is None:
-        return second
+    if first is None or second is None:
+        return second if first is None else first
 
-    def call(*args: Any) -> None:
-        first(*args)
-        second(*args)
+    def call(inputs: Any, out: Any) -> None:
+        first(inputs, out)
+        second(inputs, out)
 
     return call

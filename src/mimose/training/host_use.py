@@ -1,0 +1,102 @@
+"""A model's use of host memory: how much there is, how fast it is reached, what came of it."""
+
+from __future__ import annotations
+
+import torch
+
+from mimose.costs import Link, Option
+from mimose.errors import warn
+from mimose.memory import HostMemory, LinkSpeed, PinningError, host_limit
+from mimose.units import text_of
+
+_MOVING = frozenset(option for option in Option if option.moves)
+
+
+class HostUse:
+    """Knows the link to the host, as soon as a plan could use it."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        asked_bytes: int | None,
+        choices: frozenset[Option],
+        speed: LinkSpeed | None = None,
+    ) -> None:
+        wanted = bool(choices & _MOVING) and asked_bytes != 0
+        self.limit_bytes = host_limit(asked_bytes, device) if wanted else 0
+        self._device, self._choices = device, choices
+        self.speed = speed or LinkSpeed()
+        self.memory: HostMemory | None = None
+        """The way to the host; None until a plan could use it."""
+        self.version = 0
+        """Changes with what plans should know of the link."""
+        self.stalled_seconds = 0.0
+
+    @property
+    def possible(self) -> bool:
+        """Whether plans may use the host."""
+        return self.limit_bytes > 0
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that have left the device so far."""
+        return 0 if self.memory is None else self.memory.moved_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Host memory that is held for activations."""
+        return 0 if self.memory is None else self.memory.arena.held_bytes
+
+    def link(self, *, trusted: bool) -> Link | None:
+        """The link for a plan; None if it must do without.
+
+        Where predictions are not trusted, kept activations must be there to be evicted, and blocks
+        are measured: only the inputs of recomputed blocks may move.
+        """
+        if self.possible and self.memory is None:
+            self._begin()
+        if not self.possible:
+            return None
+        options = self._choices if trusted else self._choices - {Option.SAVE_ON_HOST}
+        return Link(self.speed.to_host, self.speed.from_host, self.limit_bytes, options)
+
+    def _begin(self) -> None:
+        self.memory = HostMemory(self._device, self.limit_bytes)
+        self.version += 1
+        if not self.speed.known:
+            self.speed.probe(self.memory)
+        if not self.speed.known:
+            self._give_up("the first bytes could not be pinned")
+
+    def reserve(self, host_bytes: int) -> bool:
+        """Have so much host memory ready; whether it is."""
+        if not host_bytes:
+            return True
+        assert self.memory is not None
+        try:
+            return self.memory.arena.reserve(host_bytes)
+        except PinningError as error:
+            self._give_up(str(error))
+            return False
+
+    def _give_up(self, problem: str) -> None:
+        asked, self.limit_bytes = self.limit_bytes, 0
+        self.version += 1
+        warn(
+            f"host memory cannot be used for activations ({problem}); up to {text_of(asked)} were "
+            "allowed. Plans do without it. host_memory=0 says so in advance; a smaller "
+            "host_memory= or a higher limit on locked memory (ulimit -l) may help"
+        )
+
+    def step_begins(self) -> None:
+        """Read what the copies of earlier steps have shown."""
+        if self.memory is not None:
+            times = self.memory.stream.times()
+            self.stalled_seconds += times.stalled_seconds
+            self.version += self.speed.learn(times)
+
+    def close(self) -> None:
+        """Give all host memory back."""
+        if self.memory is not None:
+            self.memory.close()
+        self.limit_bytes = 0

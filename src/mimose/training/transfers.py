@@ -1,0 +1,132 @@
+"""Carry out what a step's plan moves to the host: when it leaves the device, when it comes back.
+
+The moments follow the order of the program, not the progress of the device, so the peak of a step
+is the same each time. Before the forward of a run begins, whatever is due by then is released; when
+the backward comes to a run, whatever is due by then is fetched. Nothing here holds tensors: with
+the graph they are gone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from mimose.costs import Run, Transfer
+from mimose.execution import ArgumentsOfStep, Frame, MovedStorage, nodes_of, run_saving_on_host
+from mimose.memory import HostMemory
+from mimose.tensors import tensors_in
+from mimose.training.collector import Collector
+
+
+class StepTransfers:
+    """The transfers of one step."""
+
+    def __init__(
+        self,
+        host: HostMemory,
+        transfers: Iterable[Transfer],
+        runs: Sequence[Run],
+        collector: Collector | None = None,
+    ) -> None:
+        self.host = host
+        self._collector = collector
+        self._positions = {run: k for k, run in enumerate(runs)}
+        self._to_release = sorted(transfers, key=lambda transfer: -transfer.release_before)
+        self._to_fetch: dict[int, list[int]] = {}
+        for transfer in self._to_release:
+            self._to_fetch.setdefault(transfer.prefetch_at, []).append(transfer.run)
+        self._moved: dict[int, _Moved] = {}
+        self._arguments = ArgumentsOfStep(host)
+
+    def before_forward(self, run: Run, args: Any, kwargs: Any) -> _CallMover | None:
+        """A block is about to run: release what is due. What moves for this call, if the plan knows
+        it."""
+        movable = self._arguments.movable(args, kwargs)
+        position = self._positions.get(run)
+        if position is None:
+            return None
+        self._release(position)
+        return _CallMover(self, position, movable)
+
+    def after_last_forward(self) -> None:
+        """Every run that the plan knows has returned."""
+        self._release(len(self._positions))
+
+    def _release(self, position: int) -> None:
+        while self._to_release and self._to_release[-1].release_before <= position:
+            moved = self._moved.get(self._to_release.pop().run)
+            if moved is not None:
+                moved.away_bytes = sum(one.release() for one in moved.alive())
+                self._tell(-moved.away_bytes)
+
+    def moves(self, position: int, moved: Sequence[MovedStorage]) -> None:
+        """These storages of a run are on their way to the host."""
+        self._moved[position] = _Moved(moved)
+
+    def watch(self, run: Run) -> Callable[[Any, Any], None] | None:
+        """What must be called with the inputs and the output of this run, so that transfers are
+        fetched when the backward comes to it; None if none are."""
+        position = self._positions.get(run)
+        if position not in self._to_fetch:
+            return None
+        due = self._to_fetch[position]
+
+        def fetch(*_: Any) -> None:
+            for run in due:
+                self._fetch(run)
+
+        def watch(_: Any, out: Any) -> None:
+            for node in nodes_of(tensors_in(out)):
+                node.register_prehook(fetch)
+
+        return watch
+
+    def _fetch(self, position: int) -> None:
+        moved = self._moved.pop(position, None)
+        if moved is not None:
+            for one in moved.alive():
+                one.fetch()
+            self._tell(moved.away_bytes)
+
+    def _tell(self, more_bytes: int) -> None:
+        if self._collector is not None and more_bytes:
+            self._collector.inputs_moved(more_bytes)
+
+
+class _Moved:
+    """What one run has moved."""
+
+    __slots__ = ("_storages", "away_bytes")
+
+    def __init__(self, storages: Sequence[MovedStorage]) -> None:
+        self._storages = [weakref.ref(storage) for storage in storages]
+        self.away_bytes = 0
+        """What came free on the device, until it is fetched."""
+
+    def alive(self) -> list[MovedStorage]:
+        return [storage for ref in self._storages if (storage := ref()) is not None]
+
+
+class _CallMover:
+    """Moves what one call of a block needs in its backward."""
+
+    __slots__ = ("_movable", "_position", "_transfers")
+
+    def __init__(
+        self, transfers: StepTransfers, position: int, movable: Sequence[torch.Tensor]
+    ) -> None:
+        self._transfers, self._position, self._movable = transfers, position, movable
+
+    def run_saving_on_host(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call the function; what it saves for its backward moves."""
+        out, moved = run_saving_on_host(function, args, kwargs, self._transfers.host)
+        self._transfers.moves(self._position, moved)
+        return out
+
+    def move_arguments(self, frame: Frame) -> None:
+        """The call is over, and will be recomputed: arguments that only it holds move."""
+        moved = frame.move_arguments(self._movable, self._transfers.host)
+        self._transfers.moves(self._position, moved)

@@ -1,0 +1,157 @@
+"""Host memory: handed out in bytes, within its limit, given back; and storages that travel."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chains import steady
+from mimose.errors import ArgumentError
+from mimose.memory import CopyState, HostArena, HostMemory, LinkSpeed, host_limit, meter_for
+from mimose.memory.host_copies import CopyTimes
+from mimose.memory.host_limit import automatic_limit, parse_host_memory, physical_bytes
+
+CPU = torch.device("cpu")
+
+
+@steady
+@given(data=st.data())
+def test_ranges_never_overlap_and_return_to_the_arena(data: st.DataObject) -> None:
+    arena = HostArena(1 << 20, pinned=False)
+    held = []
+    for size in data.draw(st.lists(st.integers(1, 40_000), max_size=40)):
+        if held and data.draw(st.booleans()):
+            held.pop(data.draw(st.integers(0, len(held) - 1)))
+        got = arena.take(size)
+        if got is not None:
+            held.append(got)
+        spans = sorted((one.address, one.address + one.nbytes) for one in held)
+        assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+        assert arena.held_bytes <= arena.limit_bytes
+    held.clear()
+    got = None
+    assert arena.in_use_bytes == 0
+    assert arena.take(arena.held_bytes or 1) is not None  # in one piece again
+
+
+def test_an_arena_does_not_grow_beyond_its_limit() -> None:
+    arena = HostArena(100_000, pinned=False)
+    assert arena.take(200_000) is None
+    first = arena.take(60_000)
+    assert first is not None
+    assert arena.take(60_000) is None
+    assert not arena.reserve(100_001)
+    assert arena.held_bytes <= 100_000
+
+
+def test_what_plans_need_is_there_in_one_piece() -> None:
+    arena = HostArena(1 << 30, pinned=False)
+    small = arena.take(1000)
+    del small
+    assert arena.reserve(50 << 20)
+    assert arena.take(50 << 20) is not None
+    arena.close()
+    assert arena.held_bytes == 0
+
+
+def test_a_range_outlives_its_closed_arena() -> None:
+    arena = HostArena(1 << 20, pinned=False)
+    place = arena.take(4)
+    assert place is not None
+    arena.close()
+    place.tensor.fill_(7)
+    assert place.tensor.tolist() == [7] * 4
+
+
+def test_a_storage_leaves_the_device_and_comes_back() -> None:
+    meter, host = meter_for(CPU), HostMemory(CPU, 1 << 20)
+    values = torch.arange(1000.0)
+    expected, in_use = values.clone(), meter.read().in_use
+    copy = host.copy(values.untyped_storage())
+    assert copy is not None
+    assert copy.state is CopyState.LEAVING
+    del values
+    assert meter.read().in_use == in_use  # it may still be used
+    copy.release()
+    assert copy.state is CopyState.AWAY
+    assert meter.read().in_use == in_use - 4000
+    assert host.arena.in_use_bytes >= 4000
+    copy.fetch()
+    assert copy.state is CopyState.RETURNING
+    back = torch.empty(0).set_(copy.storage(), 0, (1000,), (1,))
+    assert copy.state is CopyState.BACK
+    assert torch.equal(back, expected)
+    assert host.moved_bytes == 4000
+    del copy
+    assert host.arena.in_use_bytes == 0
+    meter.close()
+
+
+def test_a_storage_that_is_needed_early_is_used_where_it_is() -> None:
+    host, values = HostMemory(CPU, 1 << 20), torch.arange(10.0)
+    copy = host.copy(values.untyped_storage())
+    assert copy is not None
+    assert copy.storage() is values.untyped_storage()
+    copy.fetch()
+    assert copy.state is CopyState.LEAVING
+
+
+def test_a_full_host_refuses_a_copy() -> None:
+    host = HostMemory(CPU, 1000)
+    assert host.copy(torch.zeros(1000).untyped_storage()) is None
+    assert host.moved_bytes == 0
+
+
+@pytest.mark.parametrize("value", ["lots", -1, "-1GiB", 1.5, True, "50%", None, ""])
+def test_host_memory_that_is_no_size_is_refused(value: object) -> None:
+    with pytest.raises(ArgumentError, match="host_memory=.*'16GiB'"):
+        parse_host_memory(value)  # type: ignore[arg-type]
+
+
+def test_more_than_the_machine_has_is_refused_with_what_it_has() -> None:
+    with pytest.raises(ArgumentError, match="more than the .*iB that this machine has"):
+        parse_host_memory(physical_bytes() + 1)
+
+
+def test_a_cpu_moves_nothing_unless_it_is_asked_to() -> None:
+    assert host_limit(None, CPU) == 0
+    assert host_limit(0, CPU) == 0
+    assert host_limit(1 << 20, CPU) == 1 << 20
+
+
+def test_the_automatic_limit_leaves_three_quarters_and_is_shared_by_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = automatic_limit()
+    assert 0 < alone <= physical_bytes() // 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert automatic_limit() == pytest.approx(alone / 4, rel=0.1)
+
+
+def test_the_speed_of_the_link_follows_copies_that_differ_by_more_than_a_tenth() -> None:
+    def copies(speed: float) -> list[tuple[int, float]]:
+        return [(100 << 20, (100 << 20) / (speed * 1e9))] * 9
+
+    link = LinkSpeed()
+    assert not link.known
+    assert link.learn(CopyTimes(copies(50), copies(40), 0.0))
+    assert link.speeds == pytest.approx((50, 40))
+    assert not link.learn(CopyTimes(copies(52), copies(41), 0.0))
+    assert link.speeds == pytest.approx((50, 40))
+    assert link.learn(CopyTimes(copies(25), [], 0.0))
+    assert link.speeds == pytest.approx((25, 40))
+    assert not link.learn(CopyTimes([(1000, 1.0)] * 20, [], 0.0))  # latency, not the link
+
+
+def test_nothing_is_left_when_host_memory_is_closed() -> None:
+    host = HostMemory(CPU, 1 << 20)
+    kept = host.copy(torch.zeros(100).untyped_storage())
+    host.close()
+    assert host.arena.held_bytes == 0
+    del kept
+    gc.collect()
+    assert host.arena.in_use_bytes == 0
