@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from mimose.costs.input_size import InputSize
 from mimose.costs.options import Option
-from mimose.costs.timeline import OptionCost, Profile, RunCost
+from mimose.costs.run_cost import OptionCost, RunCost
+from mimose.costs.timeline import Profile
 
 steady = settings(derandomize=True, deadline=None, max_examples=60)
 """The same examples every time."""

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import chains
 from chains import chain, run, steady
 from mimose.costs.options import Option
+from mimose.costs.run_cost import OptionCost
 from mimose.costs.timeline import (
-    OptionCost,
     Profile,
     StepConditions,
     costs_of,

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import chains
 from chains import chain, run, steady
 from mimose.costs.options import Option
-from mimose.costs.timeline import Profile, RunCost, extra_nanoseconds, peak
+from mimose.costs.run_cost import RunCost
+from mimose.costs.timeline import Profile, extra_nanoseconds, peak
 from mimose.errors import ArgumentError
 from mimose.planning.planners import (
     Greedy,

@@ -11,11 +11,9 @@ from mimose.costs.observations import Pattern, Run, StepObservation, in_one_orde
 from mimose.costs.options import Option
 from mimose.costs.pace import Pace
 from mimose.costs.regime import Regime
+from mimose.costs.run_cost import SUBTRACTED, OptionCost, RunCost
 from mimose.costs.timeline import (
-    SUBTRACTED,
-    OptionCost,
     Profile,
-    RunCost,
     StepConditions,
     costs_of,
     extra_nanoseconds,
