@@ -154,14 +154,6 @@ def test_between_two_budgets_with_the_same_plan_the_time_is_the_same(
 
 
 @steady
-@given(tasks(chains.offloading_chains(5)))
-def test_optimal_leaves_options_aside_whose_bytes_leave_the_device(
-    task: tuple[Profile, int],
-) -> None:
-    assert chains.OFFLOAD not in Optimal().plan(*task).choices
-
-
-@steady
 @given(chains.chains)
 def test_optimal_meets_every_budget_that_some_plan_meets(profile: Profile) -> None:
     for available in {highest for highest, _, _ in all_plans(profile)}:

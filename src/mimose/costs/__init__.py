@@ -13,6 +13,7 @@ from mimose.costs.pace import Pace
 from mimose.costs.regime import Regime
 from mimose.costs.run_cost import SUBTRACTED, OptionCost, RunCost
 from mimose.costs.timeline import (
+    Moments,
     Profile,
     StepConditions,
     costs_of,
@@ -20,6 +21,7 @@ from mimose.costs.timeline import (
     levels,
     peak,
     peaks_to_come,
+    transfers_of,
 )
 from mimose.costs.transfers import Transfer
 
@@ -29,6 +31,7 @@ __all__ = [
     "InputSize",
     "Layout",
     "Link",
+    "Moments",
     "Option",
     "OptionCost",
     "Pace",
@@ -47,4 +50,5 @@ __all__ = [
     "levels",
     "peak",
     "peaks_to_come",
+    "transfers_of",
 ]

@@ -10,6 +10,11 @@ The costs of an option follow from what was measured of its run:
                backward_peak  backward_entry + max(recompute_peak, saved + backward_peak)
                held           0
 
+    save on host         as keep; saved − output_saved bytes move, and while they are away it
+                         holds nothing
+    recompute from host  as recompute; its boundary moves, and while it is away the base of all
+                         later runs is lower by so much
+
 A run that saves its own output (a final ReLU) shares these bytes with the input of the next run,
 hence `output_saved`. A run that does not save its input (its first operator casts it, say) frees it
 when it is kept, while a recompute needs it, hence `droppable_input`. Under autocast the casts of
@@ -38,13 +43,12 @@ class OptionCost(NamedTuple):
     """Held in the backwards, until its own."""
     nanoseconds: int = 0
     """Time that it adds to the step."""
-    release_after: int | None = None
-    """How many forwards of following runs pass before its bytes leave the device; None if they
-    stay."""
-    prefetch_before: int = 0
-    """How many backwards of following runs pass while its bytes are back on the device."""
     moved: int = 0
-    """Bytes that it moves off the device, and back again."""
+    """Bytes that wait in host memory between its release point and its prefetch point."""
+    forward_freed: int = 0
+    """How much less is in use in the forwards after its release point."""
+    backward_freed: int = 0
+    """How much less is in use in the backwards before its prefetch point."""
 
 
 class RunCost(NamedTuple):
@@ -113,8 +117,34 @@ class RunCost(NamedTuple):
             ),
         )
 
+    def saved_on_host(self) -> OptionCost | None:
+        """Its cost if its activations wait in host memory; None if they cannot, or are none."""
+        keep, moved = self.menu[0], self.saved - self.output_saved
+        if self.fixed or moved <= 0:
+            return None
+        return keep._replace(
+            option=Option.SAVE_ON_HOST,
+            moved=moved,
+            forward_freed=keep.forward_held,
+            backward_freed=keep.backward_held,
+        )
+
+    def recomputed_from_host(self) -> OptionCost | None:
+        """Its cost if it is recomputed and its input waits in host memory; None if it cannot."""
+        if self.fixed or not self.input_movable or self.boundary <= 0:
+            return None
+        return self.menu[-1]._replace(
+            option=Option.RECOMPUTE_FROM_HOST,
+            moved=self.boundary,
+            forward_freed=self.boundary,
+            backward_freed=self.boundary,
+        )
+
     def under(self, option: Option) -> OptionCost:
-        """Its cost under this option; under its strictest, if it does not have this one."""
+        """Its cost under this option; under its strictest, if it does not have this one.
+
+        Without a link to the host, it has no option that moves bytes.
+        """
         menu = self.menu
         return next((cost for cost in menu if cost.option is option), menu[-1])
 
