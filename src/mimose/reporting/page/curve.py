@@ -54,7 +54,10 @@ def curve(profile: Profile, choices: Sequence[Option]) -> list[Moment]:
     pause = _seconds_of_head(profile)
     pen.draw(HEAD, -1, pause, *moments.heads)
     for k in reversed(range(len(runs))):
-        _draw_backward(pen, k, runs[k], costs[k], entries[k])
+        if runs[k].fixed:  # its backward is not measured
+            pen.draw(BACKWARD, k, 0.0, moments.backwards[k])
+        else:
+            _draw_backward(pen, k, runs[k], costs[k], entries[k])
     pen.draw(TAIL, -1, pause / 2, profile.tail)
     return pen.moments
 
@@ -66,8 +69,6 @@ def _highest(run: RunCost, cost: OptionCost) -> int:
 
 
 def _draw_backward(pen: _Pen, k: int, run: RunCost, cost: OptionCost, entry: int) -> None:
-    if run.fixed:  # its backward is not measured
-        return
     level = entry - cost.backward_held
     if cost.option.recomputes:
         pen.draw(RECOMPUTE, k, _seconds(run), level, level + run.recompute_peak)
