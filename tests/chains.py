@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from mimose.costs.input_size import InputSize
+from mimose.costs.link import Link
 from mimose.costs.options import Option
-from mimose.costs.timeline import OptionCost, Profile, RunCost
+from mimose.costs.run_cost import OptionCost, RunCost
+from mimose.costs.timeline import Profile
 
 steady = settings(derandomize=True, deadline=None, max_examples=60)
 """The same examples every time."""
@@ -98,7 +100,7 @@ def block_of(width: int) -> st.SearchStrategy[RunCost]:
 chains = st.one_of(realistic_chains(), odd_chains())
 
 
-# Runs with options that no block has yet
+# Runs with an option that no block has
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,6 @@ def _another_option(name: str) -> Option:
 
 COMPRESS = _another_option("COMPRESS")
 """Takes some time and holds some bytes."""
-OFFLOAD = _another_option("OFFLOAD")
-"""Its bytes leave the device and come back."""
 
 
 @st.composite
@@ -141,17 +141,14 @@ def chains_of_three_options(draw: st.DrawFn, longest: int = 6, largest: int = 20
 
 
 @st.composite
-def offloading_chains(draw: st.DrawFn, longest: int = 7) -> Profile:
-    """Runs that can be kept, recomputed, or sent off the device for a while."""
-    few = st.integers(0, 100)
-    runs = []
-    for _ in range(draw(st.integers(1, longest))):
-        less, more = sorted((draw(few), draw(few)))
-        release, prefetch = draw(st.integers(0, longest)), draw(st.integers(0, longest))
-        menu = (
-            OptionCost(Option.KEEP, draw(few), draw(few), less, more),
-            OptionCost(OFFLOAD, draw(few), draw(few), less, more, 1, release, prefetch, more),
-            OptionCost(Option.RECOMPUTE, draw(few), draw(few), nanoseconds=2),
+def chains_with_link(draw: st.DrawFn, longest: int = 7, most_casts: int = 0) -> Profile:
+    """Runs whose bytes may wait in host memory, and a link of any speed."""
+    profile = draw(realistic_chains(longest, most_casts))
+    runs = [
+        run._replace(
+            input_movable=draw(st.booleans()), backward_nanoseconds=draw(st.integers(0, 2000))
         )
-        runs.append(FreeRun(draw(st.integers(0, 40)), menu))
-    return chain(*runs, head_forward=draw(few), head_backward=draw(few), tail=draw(few))
+        for run in profile.runs
+    ]
+    to_host, from_host = (draw(st.sampled_from([0.01, 0.1, 0.3, 1.0, 10.0])) for _ in range(2))
+    return replace(profile, runs=tuple(runs), link=Link(to_host, from_host, 1 << 40))

@@ -27,7 +27,7 @@ from loops import (
     texts,
     train,
 )
-from mimose.costs.timeline import RunCost
+from mimose.costs.run_cost import RunCost
 from mimose.errors import MimoseWarning
 from parts import bf16
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from chains import chain
 from mimose.comparison.stages import Chain, Stage
-from mimose.costs.timeline import Profile, RunCost
+from mimose.costs.run_cost import RunCost
+from mimose.costs.timeline import Profile
 
 
 @st.composite

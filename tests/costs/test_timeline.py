@@ -13,7 +13,6 @@ import chains
 from chains import chain, run, steady
 from mimose.costs.options import Option
 from mimose.costs.timeline import (
-    OptionCost,
     Profile,
     StepConditions,
     costs_of,
@@ -21,9 +20,11 @@ from mimose.costs.timeline import (
     levels,
     peak,
     peaks_to_come,
+    transfers_of,
 )
 
 KEEP, AGAIN = Option.KEEP, Option.RECOMPUTE
+HOST = Option.SAVE_ON_HOST
 
 
 def test_a_step_without_runs_peaks_in_its_head() -> None:
@@ -354,40 +355,39 @@ def test_more_memory_at_a_moment_never_lowers_the_peak(profile: Profile) -> None
 def simulated(profile: Profile, choices: Sequence[Option]) -> list[int]:
     """The bytes at every moment of a step, by keeping account of whose bytes are on the device."""
     costs, runs = costs_of(profile, choices), profile.runs
-    there: dict[int, int] = {}
-    away: set[int] = set()
-    base, moments = 0, [0]
+    transfers = {transfer.run: transfer for transfer in transfers_of(profile, costs).transfers}
+    inputs: dict[int, int] = {}
+    activations: dict[int, int] = {}
+
+    def release(now: int) -> None:
+        for j, transfer in transfers.items():
+            if transfer.release_before == now:
+                (activations if choices[j] is HOST else inputs)[j] = 0
+
+    def in_use() -> int:
+        return sum(inputs.values()) + sum(activations.values())
+
+    moments = [0]
     for k, (each, cost) in enumerate(zip(runs, costs, strict=True)):
-        base += each.boundary
-        for j in release_due(costs, there, forwards_done=k):
-            del there[j]
-            away.add(j)
-        moments.append(base + sum(there.values()) + cost.forward_peak)
-        there[k] = cost.forward_held
-    for j in release_due(costs, there, forwards_done=len(runs)):
-        del there[j]
-        away.add(j)
-    moments.append(sum(there.values()) + profile.head_forward)
-    there = {k: costs[k].backward_held for k in there}
-    for j in [j for j in away if j + costs[j].prefetch_before >= len(runs)]:
-        there[j] = costs[j].backward_held
-    moments.append(sum(there.values()) + profile.head_backward)
+        inputs[k] = each.boundary
+        release(k)
+        moments.append(in_use() + cost.forward_peak)
+        activations[k] = cost.forward_held
+    release(len(runs))
+    inputs_in_head = sum(each.boundary for each in runs)  # the head's peaks include them
+    moments.append(in_use() - inputs_in_head + profile.head_forward)
+    for k in activations:
+        away = k in transfers and choices[k] is HOST
+        activations[k] = 0 if away else costs[k].backward_held
+    moments.append(in_use() - inputs_in_head + profile.head_backward)
     for k in reversed(range(len(runs))):
-        for j in [j for j in away if j + costs[j].prefetch_before == k]:
-            there[j] = costs[j].backward_held
-        del there[k]  # from here on part of its own backward's peak
-        moments.append(base + sum(there.values()) + costs[k].backward_peak)
-        base -= runs[k].boundary
-    assert not there
+        for j, transfer in transfers.items():
+            if transfer.prefetch_at == k:
+                activations[j], inputs[j] = costs[j].backward_held, runs[j].boundary
+        del activations[k]  # from here on part of its own backward's peak
+        moments.append(in_use() + costs[k].backward_peak)
+        del inputs[k]
     return [*moments, profile.tail]
-
-
-def release_due(
-    costs: Sequence[OptionCost], there: dict[int, int], forwards_done: int
-) -> list[int]:
-    """The runs whose release point is reached after so many forwards."""
-    points = ((j, costs[j].release_after) for j in there)
-    return [j for j, after in points if after is not None and j + 1 + after <= forwards_done]
 
 
 any_casts = st.one_of(chains.realistic_chains(9, most_casts=150), chains.odd_chains(8, 6))
@@ -400,40 +400,25 @@ def test_the_peak_is_the_highest_moment_of_the_step(profile: Profile, data: st.D
     assert peak(profile, choices) == max(simulated(profile, choices))
 
 
+def any_choices(data: st.DataObject, profile: Profile) -> list[Option]:
+    return [data.draw(st.sampled_from(Option)) for _ in profile.runs]
+
+
 @settings(steady, max_examples=400)
-@given(chains.offloading_chains(), st.data())
+@given(chains.chains_with_link(most_casts=50), st.data())
 def test_bytes_that_leave_the_device_count_until_they_go_and_from_when_they_come_back(
     profile: Profile, data: st.DataObject
 ) -> None:
-    options = [KEEP, AGAIN, chains.OFFLOAD, chains.OFFLOAD]
-    choices = [data.draw(st.sampled_from(options)) for _ in profile.runs]
+    choices = any_choices(data, profile)
     assert peak(profile, choices) == max(simulated(profile, choices))
 
 
-def sent_off(release: int, prefetch: int, *others: int) -> Profile:
-    """A run that holds 100 bytes, and others that peak at so much in forward and backward."""
-    cost = OptionCost(chains.OFFLOAD, 0, 0, 100, 100, 0, release, prefetch)
-    first = chains.FreeRun(0, (cost,))
-    rest = [chains.FreeRun(0, (OptionCost(AGAIN, peak, peak),)) for peak in others]
-    return chain(first, *rest)
-
-
-def test_bytes_that_leave_do_not_burden_what_runs_while_they_are_away() -> None:
-    choices = [chains.OFFLOAD, AGAIN, AGAIN, AGAIN]
-    assert peak(sent_off(0, 0, 10, 20, 30), choices) == 30
-    assert peak(sent_off(1, 0, 10, 20, 30), choices) == 100 + 10
-    assert peak(sent_off(0, 2, 10, 20, 30), choices) == 100 + 20
-    assert peak(sent_off(2, 1, 10, 20, 30), choices) == 100 + 20
-    assert peak(sent_off(3, 0, 10, 20, 30), choices) == 100 + 30
-    assert peak(sent_off(9, 0, 10, 20, 30), choices) == 100 + 30
-
-
 @steady
-@given(st.one_of(any_casts, chains.offloading_chains()), st.data())
+@given(st.one_of(any_casts, chains.chains_with_link()), st.data())
 def test_what_is_to_come_at_the_start_is_the_peak_of_the_whole_step(
     profile: Profile, data: st.DataObject
 ) -> None:
-    choices = [data.draw(st.sampled_from([KEEP, AGAIN])) for _ in profile.runs]
+    choices = any_choices(data, profile)
     forward, head, backward = peaks_to_come(profile, choices)
     assert (forward[0] if forward else head) == peak(profile, choices)
     assert [*forward, head, *backward[::-1]] == sorted([*forward, head, *backward], reverse=True)
@@ -441,11 +426,11 @@ def test_what_is_to_come_at_the_start_is_the_peak_of_the_whole_step(
 
 
 @steady
-@given(st.one_of(any_casts, chains.offloading_chains()), st.data())
+@given(st.one_of(any_casts, chains.chains_with_link()), st.data())
 def test_what_is_to_come_is_the_highest_of_the_moments_that_are_left(
     profile: Profile, data: st.DataObject
 ) -> None:
-    choices = [data.draw(st.sampled_from([KEEP, AGAIN])) for _ in profile.runs]
+    choices = any_choices(data, profile)
     count, (_, *moments) = len(profile.runs), simulated(profile, choices)
     forward, head, backward = peaks_to_come(profile, choices)
     assert forward == [max(moments[k:]) for k in range(count)]

@@ -19,7 +19,8 @@ from chains import steady
 from mimose.costs.input_size import InputSize
 from mimose.costs.observations import Pattern, StepObservation
 from mimose.costs.options import Option
-from mimose.costs.timeline import SUBTRACTED, Profile, RunCost, peak
+from mimose.costs.run_cost import SUBTRACTED, RunCost
+from mimose.costs.timeline import Profile, peak
 from mimose.estimation.cost_model import CostModel
 from mimose.estimation.estimator import Estimator
 from mimose.estimation.prediction import Prediction, State, Surprise

@@ -25,7 +25,7 @@ from compare import no_hooks, same
 from loops import peak_of_plain, train
 from mimose.costs.input_size import InputSize
 from mimose.costs.observations import StepObservation
-from mimose.costs.timeline import RunCost
+from mimose.costs.run_cost import RunCost
 from mimose.errors import MimoseWarning, OutOfMemory
 from mimose.memory.meters import CpuMeter
 from mimose.training.collector import Collector

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import chains
 from chains import chain, run, steady
 from mimose.costs.options import Option
-from mimose.costs.timeline import Profile, RunCost, extra_nanoseconds, peak
+from mimose.costs.run_cost import RunCost
+from mimose.costs.timeline import Profile, extra_nanoseconds, peak
 from mimose.errors import ArgumentError
 from mimose.planning.planners import (
     Greedy,
@@ -150,14 +151,6 @@ def test_between_two_budgets_with_the_same_plan_the_time_is_the_same(
     if least.choices == most.choices and least.fits:
         middle = Optimal().plan(profile, (low + high) // 2)
         assert middle.extra_seconds == least.extra_seconds
-
-
-@steady
-@given(tasks(chains.offloading_chains(5)))
-def test_optimal_leaves_options_aside_whose_bytes_leave_the_device(
-    task: tuple[Profile, int],
-) -> None:
-    assert chains.OFFLOAD not in Optimal().plan(*task).choices
 
 
 @steady

@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chains import chains, realistic_chains, steady
+from chains import chains, chains_with_link, realistic_chains, steady
 from mimose.costs.options import Option
 from mimose.costs.timeline import Profile, levels, peak
 from mimose.reporting.page.curve import curve
 
-any_chain = st.one_of(chains, realistic_chains(most_casts=150))
+any_chain = st.one_of(chains, realistic_chains(most_casts=150), chains_with_link())
 
 
 def some_plan(data: Any, profile: Profile) -> list[Option]:

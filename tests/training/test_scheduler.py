@@ -11,7 +11,8 @@ import torch
 from mimose.costs.input_size import InputSize
 from mimose.costs.observations import StepObservation
 from mimose.costs.options import Option
-from mimose.costs.timeline import Profile, RunCost
+from mimose.costs.run_cost import RunCost
+from mimose.costs.timeline import Profile
 from mimose.memory.meters import CpuMeter, Reading
 from mimose.memory.reserve import Reserve
 from mimose.planning.plan import Plan

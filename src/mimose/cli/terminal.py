@@ -119,8 +119,9 @@ def _moment(moment: Moment) -> RenderableType:
 
 def _blocks(plan: str) -> Text:
     bar = Text()
+    styles = {"K": "blue", "H": "sky_blue1", "r": "dark_orange", "h": "light_salmon1"}
     for letter in plan:
-        bar.append("██ ", style={"K": "blue", "r": "dark_orange"}.get(letter, "bright_black"))
+        bar.append("██ ", style=styles.get(letter, "bright_black"))
     bar.append("kept ", style="blue")
     bar.append("recomputed", style="dark_orange")
     return bar

@@ -11,17 +11,17 @@ from mimose.costs.observations import Pattern, Run, StepObservation, in_one_orde
 from mimose.costs.options import Option
 from mimose.costs.pace import Pace
 from mimose.costs.regime import Regime
+from mimose.costs.run_cost import SUBTRACTED, OptionCost, RunCost
 from mimose.costs.timeline import (
-    SUBTRACTED,
-    OptionCost,
+    Moments,
     Profile,
-    RunCost,
     StepConditions,
     costs_of,
     extra_nanoseconds,
     levels,
     peak,
     peaks_to_come,
+    transfers_of,
 )
 from mimose.costs.transfers import Transfer
 
@@ -31,6 +31,7 @@ __all__ = [
     "InputSize",
     "Layout",
     "Link",
+    "Moments",
     "Option",
     "OptionCost",
     "Pace",
@@ -49,4 +50,5 @@ __all__ = [
     "levels",
     "peak",
     "peaks_to_come",
+    "transfers_of",
 ]

@@ -8,7 +8,8 @@ from itertools import accumulate
 from typing import Any
 
 from mimose.costs.input_size import InputSize
-from mimose.costs.timeline import SUBTRACTED, Profile, RunCost, StepConditions
+from mimose.costs.run_cost import SUBTRACTED, RunCost
+from mimose.costs.timeline import Profile, StepConditions
 
 Run = tuple[int, int]
 """A block's index, and which call of the block in this step it is (0 = first)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mimose.costs import Option, Profile, Transfer, extra_nanoseconds, peak
+from mimose.costs import Moments, Option, OptionCost, Profile, Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,19 @@ class Plan:
 
     @classmethod
     def of(cls, profile: Profile, choices: Iterable[Option | bool], available_bytes: int) -> Plan:
-        """The plan that makes these choices; True stands for recompute, False for keep."""
+        """The plan that makes these choices; True stands for recompute, False for keep.
+
+        A choice to move bytes that cannot be moved is replaced by one that the run has.
+        """
         chosen = tuple(map(Option.of, choices))
-        highest = peak(profile, chosen)
-        seconds = extra_nanoseconds(profile, chosen) / 1e9
-        return cls(chosen, highest, seconds, highest <= available_bytes)
+        moments = Moments(profile, chosen)
+        transfers, stall = moments.schedule
+        seconds = moments.extra_nanoseconds / 1e9
+        fits = moments.peak <= available_bytes
+        if any(option.moves for option in chosen):
+            chosen = tuple(_chosen(o, cost) for o, cost in zip(chosen, moments.costs, strict=True))
+            fits = fits and _on_host(profile, transfers)
+        return cls(chosen, moments.peak, seconds, fits, transfers, stall / 1e9)
 
     def count(self, option: Option) -> int:
         """How many runs have this option."""
@@ -63,6 +71,16 @@ class Plan:
 
     def __str__(self) -> str:
         return "".join(option.letter for option in self.choices)
+
+
+def _chosen(option: Option, cost: OptionCost) -> Option:
+    return cost.option if option.moves else option
+
+
+def _on_host(profile: Profile, transfers: tuple[Transfer, ...]) -> bool:
+    """Whether the host can hold all that moves."""
+    moved = sum(transfer.moved_bytes for transfer in transfers)
+    return profile.link is None or moved <= profile.link.host_bytes
 
 
 NO_PLAN = Plan((), 0, 0.0, fits=False)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mimose.reporting.report import Explanation, Stats
 
 _KEEP, _RECOMPUTE, _FIXED, _PLAN, _OVER = "#3d7fc4", "#e07b29", "#8a919c", "#0b8a7d", "#c22f4a"
+_ON_HOST, _FROM_HOST = "#9bbfe3", "#f2c9a1"
 _FRAME = (
     "font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:720px;"
     "border:1px solid rgba(128,128,128,.35);border-radius:8px;padding:10px 14px"
@@ -95,7 +96,13 @@ def _bar(peak: int, budget: int, name: str, colour: str = _PLAN) -> str:
 
 def _strip(choices: Sequence[str]) -> str:
     """One coloured cell per block."""
-    colours = {"keep": _KEEP, "recompute": _RECOMPUTE, "fixed": _FIXED}
+    colours = {
+        "keep": _KEEP,
+        "save_on_host": _ON_HOST,
+        "recompute": _RECOMPUTE,
+        "recompute_from_host": _FROM_HOST,
+        "fixed": _FIXED,
+    }
     cells = "".join(
         f'<span title="{choice}" style="flex:1;height:14px;border-radius:2px;'
         f'background:{colours[choice]}"></span>'

@@ -107,7 +107,6 @@ def _menus(profile: Profile) -> list[_Menu]:
                     cost.option,
                 )
                 for cost in run.menu
-                if cost.release_after is None
             ]
         )
     return menus

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mimose.costs import Option, OptionCost, Profile, RunCost, costs_of, levels
+from mimose.costs import Moments, Option, OptionCost, Profile, RunCost, levels
 
 FORWARD, HEAD, RECOMPUTE, BACKWARD, TAIL = "forward", "head", "recompute", "backward", "tail"
 GAP = "gap"
@@ -45,36 +45,35 @@ class _Pen:
 def curve(profile: Profile, choices: Sequence[Option]) -> list[Moment]:
     """The memory of a step in which each run has the option chosen for it."""
     pen, runs = _Pen(), profile.runs
-    costs, (starts, _, entries) = costs_of(profile, choices), levels(profile, choices)
+    moments, (starts, _, entries) = Moments(profile, choices), levels(profile, choices)
+    costs = moments.costs
     for k, (run, cost, start) in enumerate(zip(runs, costs, starts, strict=True)):
         if run.between_blocks_peak > 0:
             pen.draw(GAP, k, 0.0, start + run.between_blocks_peak)
         pen.draw(FORWARD, k, _seconds(run), start, start + _highest(run, cost))
     pause = _seconds_of_head(profile)
-    in_forward = sum(cost.forward_held for cost in costs)
-    in_backward = sum(cost.backward_held for cost in costs)
-    head = in_forward + profile.head_forward, in_backward + profile.head_backward
-    pen.draw(HEAD, -1, pause, *head)
+    pen.draw(HEAD, -1, pause, *moments.heads)
     for k in reversed(range(len(runs))):
-        _draw_backward(pen, k, runs[k], costs[k], entries[k])
+        if runs[k].fixed:  # its backward is not measured
+            pen.draw(BACKWARD, k, 0.0, moments.backwards[k])
+        else:
+            _draw_backward(pen, k, runs[k], costs[k], entries[k])
     pen.draw(TAIL, -1, pause / 2, profile.tail)
     return pen.moments
 
 
 def _highest(run: RunCost, cost: OptionCost) -> int:
     """The peak of the run's forward, above its start."""
-    kept = cost.option is Option.KEEP and not run.fixed
+    kept = not (cost.option.recomputes or run.fixed)
     return run.recompute_peak if kept else run.forward_peak
 
 
 def _draw_backward(pen: _Pen, k: int, run: RunCost, cost: OptionCost, entry: int) -> None:
-    if run.fixed:  # its backward is not measured
-        return
     level = entry - cost.backward_held
-    if cost.option is Option.RECOMPUTE:
+    if cost.option.recomputes:
         pen.draw(RECOMPUTE, k, _seconds(run), level, level + run.recompute_peak)
     level += run.saved
-    if cost.option is Option.KEEP:
+    if not cost.option.recomputes:
         level -= run.droppable_input
     pen.draw(BACKWARD, k, 2 * _seconds(run), level, level + run.backward_peak)
 

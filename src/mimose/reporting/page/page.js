@@ -303,11 +303,11 @@
     const left = Math.min(190, 14 + 7 * Math.min(longest, 25));
     const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "Blocks kept and recomputed, by input size" });
     const cellX = (width - 12 - left) / sizes.length, cellY = (bottom - top) / names.length;
-    const gap = Math.min(1.5, cellX / 6, cellY / 6), tones = { K: "keep", r: "again", f: "grey" };
+    const gap = Math.min(1.5, cellX / 6, cellY / 6), tones = { K: "keep", H: "keep", r: "again", h: "again", f: "grey" };
     sizes.forEach((z, i) => [...z.plan].forEach((letter, k) => {
       root.append(svg("rect", {
         x: left + i * cellX, y: top + k * cellY, width: cellX - gap, height: cellY - gap, rx: Math.min(2, cellX / 5),
-        style: `fill:${colour(tones[letter])};opacity:${letter === "K" ? 0.85 : 1}`, class: "cell",
+        style: `fill:${colour(tones[letter])};opacity:${"Hh".includes(letter) ? 0.45 : letter === "K" ? 0.85 : 1}`, class: "cell",
       }));
     }));
     const every = Math.ceil(names.length / 20);
@@ -387,10 +387,10 @@
       if (i + 1 < c.ms.length && c.phase[i + 1] === c.phase[i] && c.run[i + 1] === c.run[i]) continue;
       const phase = c.phase[i], letter = z.plan[c.run[i]];
       if (phase === "g") continue;
-      const tone = phase === "r" ? "again" : phase === "f" ? (letter === "K" ? "keep" : letter === "r" ? "again" : "grey") : "grey";
+      const tone = phase === "r" ? "again" : phase === "f" ? ("KH".includes(letter) ? "keep" : "rh".includes(letter) ? "again" : "grey") : "grey";
       const width = Math.max(0.5, plot.x(c.ms[i]) - plot.x(begin) - 1);
       plot.add("rect", { x: plot.x(begin), y, width, height: high, rx: 2, class: "work",
-        style: `fill:${colour(tone)};opacity:${phase === "b" ? 0.45 : phase === "f" && letter === "r" ? 0.4 : phase === "h" || phase === "t" ? 0.2 : 1}` });
+        style: `fill:${colour(tone)};opacity:${phase === "b" ? 0.45 : phase === "f" && "rh".includes(letter) ? 0.4 : phase === "h" || phase === "t" ? 0.2 : 1}` });
       begin = c.ms[i];
     }
     const turn = c.ms[c.phase.lastIndexOf("h")];

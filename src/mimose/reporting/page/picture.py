@@ -8,6 +8,7 @@ from typing import Any
 from mimose.reporting.page.contents import Contents, SizeFigures
 
 _PLAN, _KEEP, _RECOMPUTE, _BUDGET, _GREY = "#0b8a7d", "#2f6fb5", "#e07b29", "#c22f4a", "#a3a9b3"
+_ON_HOST, _FROM_HOST = "#9bbfe3", "#f2c9a1"
 
 
 def draw(contents: Contents, path: Path) -> None:
@@ -88,14 +89,17 @@ def _draw_sizes(axes: Any, contents: Contents) -> None:
 def _draw_blocks(axes: Any, contents: Contents) -> None:
     from matplotlib.colors import ListedColormap
 
-    codes = {"K": 0, "r": 1, "f": 2}
+    codes = {"K": 0, "H": 1, "r": 2, "h": 3, "f": 4}
     rows = [[codes[s.plan[k]] for s in contents.sizes] for k in range(len(contents.runs))]
-    colours = ListedColormap([_KEEP, _RECOMPUTE, _GREY])
-    axes.imshow(rows, aspect="auto", cmap=colours, vmin=0, vmax=2, interpolation="nearest")
+    colours = ListedColormap([_KEEP, _ON_HOST, _RECOMPUTE, _FROM_HOST, _GREY])
+    axes.imshow(rows, aspect="auto", cmap=colours, vmin=0, vmax=4, interpolation="nearest")
     every = max(1, len(contents.sizes) // 8)
     shown = range(0, len(contents.sizes), every)
     axes.set_xticks(list(shown), [str(contents.sizes[i].x) for i in shown])
     some = range(0, len(contents.runs), max(1, len(contents.runs) // 16))
     # matplotlib would parse a dollar sign in a name as mathematics.
     axes.set_yticks(list(some), [contents.runs[k][-28:].replace("$", r"\$") for k in some])
-    axes.set(title="Kept (blue) and recomputed (orange)", xlabel=contents.x_label)
+    title = "Kept (blue) and recomputed (orange)"
+    if any(letter in "Hh" for size in contents.sizes for letter in size.plan):
+        title += "; light: with host memory"
+    axes.set(title=title, xlabel=contents.x_label)
