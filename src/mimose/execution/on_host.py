@@ -147,8 +147,9 @@ def run_saving_on_host(
 
     with saved_tensors_hooks(pack, _Slot.unpack):
         out = function(*args, **kwargs)
-    staying = storages_in((args, kwargs, out)).keys()
-    return out, _move(movable, staying, host)
+    moved = _move(movable, storages_in((args, kwargs, out)).keys(), host)
+    movable.clear()  # each saved tensor holds the hooks, and so all the others
+    return out, moved
 
 
 class ArgumentsOnHost:

@@ -16,6 +16,7 @@ from torch import nn
 
 from mimose.errors import ConflictError
 from mimose.interception.blocks import Block
+from mimose.interception.other_offloading import refuse_offloaded_checkpointing
 
 _WRAPPER_MODULE = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 
@@ -130,6 +131,7 @@ def _related(model: nn.Module, blocks: list[Block]) -> list[tuple[str, nn.Module
 
 def _refuse(modules: list[tuple[str, nn.Module]]) -> None:
     for name, module in modules:
+        refuse_offloaded_checkpointing(name, module)
         if _is_wrapper(module, "CheckpointWrapper"):
             if "context_fn" in getattr(module.checkpoint_fn, "keywords", {}):
                 raise ConflictError(
@@ -138,6 +140,6 @@ def _refuse(modules: list[tuple[str, nn.Module]]) -> None:
                 )
         if _is_wrapper(module, "OffloadWrapper"):
             raise ConflictError(
-                f"{name!r} offloads its activations to the CPU (offload_wrapper): mimose cannot "
-                "recompute what is offloaded. Unwrap it, or do not attach mimose"
+                f"{name!r} offloads its activations to the CPU (offload_wrapper) in every step. "
+                "mimose decides for each batch which activations move: unwrap it"
             )

@@ -42,6 +42,7 @@ from mimose.interception.block_kind import kind_of
 from mimose.interception.blocks import Block
 from mimose.interception.directive import Directive
 from mimose.interception.interceptor import Interceptor
+from mimose.interception.other_offloading import name_of_hooks
 from mimose.tensors import is_out_of_memory
 
 log = logging.getLogger("mimose")
@@ -445,9 +446,9 @@ class TriedInterceptor(Interceptor):
         hooks = foreign_hooks()
         if hooks:
             raise ConflictError(
-                f"block {self.name!r} runs under saved-tensor hooks of {hooks}: activations are "
-                "already offloaded or checkpointed there, so what a kept block costs cannot be "
-                "told. Switch that off, or leave this model to it and do not attach mimose"
+                f"block {self.name!r} runs under saved-tensor hooks, so its activations are "
+                "already moved or checkpointed by something else, which a plan would have to "
+                f"decide. It is {name_of_hooks(hooks)}, or do not attach mimose to this model"
             )
 
 

@@ -1,0 +1,239 @@
+"""Every mixture of options, whatever is released and fetched when: training is that of plain."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import mimose
+import models
+from chains import steady
+from compare import assert_same_buffers, assert_same_gradients, live_tensors, no_hooks
+from loops import bert, labelled, lengths
+from mimose.costs import Option, Run, Transfer
+from mimose.execution import Frame
+from mimose.interception import Attachment, Directive, find_blocks
+from mimose.memory import HostMemory
+from mimose.training.transfers import StepTransfers
+from parts import Faulty, Layer, bf16, without_cache
+
+WIDTH = 16
+CPU = torch.device("cpu")
+
+
+class Mixture:
+    """A director: each run as drawn, its transfers released and fetched when drawn."""
+
+    def __init__(self, draw: random.Random, options: Sequence[Option] = tuple(Option)) -> None:
+        self.host = HostMemory(CPU, 1 << 28)
+        self.directed: set[Option] = set()
+        self._draw, self._options = draw, options
+        self._runs: list[Run] = []
+        self._seen: list[Run] = []
+        self._transfers: StepTransfers | None = None
+
+    def step_begins(self) -> None:
+        """As many runs are expected as the last step had."""
+        self._runs, self._seen = self._seen or self._runs, []
+        self._chosen = {run: self._draw.choice(self._options) for run in self._runs}
+        last = len(self._runs)
+        self._transfers = StepTransfers(
+            self.host,
+            [
+                Transfer(k, 0, self._draw.randint(k + 1, last), self._draw.randint(k, last - 1))
+                for k, option in enumerate(self._chosen.values())
+                if option.moves
+            ],
+            self._runs,
+        )
+
+    def forward_ends(self) -> None:
+        if self._transfers is not None:
+            self._transfers.after_last_forward()
+
+    def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
+        nth = sum(run[0] == block for run in self._seen)
+        run = block, nth
+        self._seen.append(run)
+        option = self._chosen.get(run, Option.KEEP)
+        self.directed.add(option)
+        assert self._transfers is not None
+        mover = self._transfers.before_forward(run, args, kwargs)
+        evictor = self if option is Option.KEEP and self._draw.random() < 0.5 else None
+        after = self._transfers.watch(run)
+        return Directive(option, len(self._seen), evictor=evictor, after=after, mover=mover)
+
+    def hold(self, run: int, frame: Frame) -> None:
+        """Evicts some of what may be evicted, at once."""
+        if self._draw.random() < 0.5:
+            frame.evict()
+
+    def make_room(self) -> bool:
+        return False
+
+    def ran_out(self, block: int) -> None:
+        raise AssertionError("no block is guarded here")
+
+
+class Normed(nn.Module):
+    """BatchNorm and dropout: buffers that change, and random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.norm(self.linear(x).flatten(0, 1)).view_as(x).tanh())
+
+
+class InPlace(nn.Module):
+    """Changes its own tensors in place, and saves its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).mul_(0.5).sigmoid_()
+
+
+class Nested(nn.Module):
+    """Checkpoints a part of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.3))
+        self.outer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + mimose.checkpoint(self.inner, self.outer(x).sin()).cos()
+
+
+KINDS: list[Callable[[], nn.Module]] = [Layer, Normed, InPlace, Nested]
+
+
+def train(
+    model: nn.Module,
+    director: Mixture | None,
+    *,
+    backwards: int = 1,
+    context: Callable[[], Any] = nullcontext,
+) -> torch.Tensor:
+    """Accumulate gradients over some steps from a fixed seed; the state of the RNG after them."""
+    torch.manual_seed(1)
+    for step in range(4):
+        x = torch.randn(2, 4 + step, WIDTH, requires_grad=True)
+        if director is not None:
+            director.step_begins()
+        with context():
+            out = model(x)
+            if director is not None:
+                director.forward_ends()
+            loss = out.float().pow(2).mean()
+        del out
+        for left in reversed(range(backwards)):
+            loss.backward(retain_graph=left > 0)
+    return torch.get_rng_state()
+
+
+def assert_nothing_is_left(director: Mixture) -> None:
+    gc.collect()
+    assert director.host.arena.in_use_bytes == 0
+    assert no_hooks()
+
+
+@steady
+@given(data=st.data())
+def test_gradients_buffers_and_rng_are_those_of_plain_for_every_mixture(data: st.DataObject) -> None:
+    kinds = data.draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=5))
+    director = Mixture(random.Random(data.draw(st.integers(0, 1 << 30))))
+    torch.manual_seed(0)
+    plain = nn.Sequential(*(kind() for kind in kinds))
+    model = copy.deepcopy(plain)
+    Attachment(model, find_blocks(model, blocks=[str(i) for i in range(len(kinds))]), director)
+    how: dict[str, Any] = {
+        "backwards": data.draw(st.sampled_from([1, 1, 2])),
+        "context": data.draw(st.sampled_from([nullcontext, bf16])),
+    }
+    expected = train(plain, None, **how)
+    assert torch.equal(train(model, director, **how), expected)
+    assert_same_gradients(model, plain)
+    assert_same_buffers(model, plain)
+    assert_nothing_is_left(director)
+
+
+@pytest.mark.parametrize("context", [nullcontext, bf16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", sorted(models.ALL))
+def test_models_that_people_train_do_as_plain_under_every_mixture(
+    name: str, context: Callable[[], Any]
+) -> None:
+    model, batch = models.ALL[name]()
+    batch = without_cache(name, batch)
+    plain, director = copy.deepcopy(model), Mixture(random.Random(0))
+    Attachment(model, find_blocks(model), director)
+    states = []
+    for each in (plain, model):
+        torch.manual_seed(1)
+        for _ in range(6):
+            director.step_begins()
+            with context():
+                loss = models.loss_of(each, batch)
+            director.forward_ends()
+            loss.backward()
+            del loss
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+    assert director.host.moved_bytes > 0
+    assert director.directed == set(Option)
+    assert_same_gradients(model, plain)
+    assert_same_buffers(model, plain)
+    assert_nothing_is_left(director)
+
+
+@pytest.mark.parametrize("phase", ["forward", "recompute", "backward"])
+@pytest.mark.parametrize("option", [Option.SAVE_ON_HOST, Option.RECOMPUTE_FROM_HOST])
+def test_an_exception_leaves_nothing_behind(option: Option, phase: str) -> None:
+    director = Mixture(random.Random(0), [option])
+    model = nn.Sequential(Faulty(), Faulty(), Faulty())
+    Attachment(model, find_blocks(model, blocks=Faulty), director)
+    x = torch.randn(3, 4)
+    for _ in range(2):
+        director.step_begins()
+        model(x).sum().backward()
+    model.zero_grad()
+    before = live_tensors()
+    model[1].phase = phase
+    director.step_begins()
+    fails = not (phase == "recompute" and option is Option.SAVE_ON_HOST)  # it does not recompute
+    with pytest.raises(ValueError, match="planned") if fails else nullcontext():
+        model(x).sum().backward()
+    model.zero_grad()
+    model[1].phase = "none"
+    assert live_tensors() <= before
+    assert_nothing_is_left(director)
+    director.step_begins()
+    model(x).sum().backward()
+
+
+def test_what_a_plan_moves_leaves_and_comes_back_as_it_says() -> None:
+    """The device's memory, run by run, is that of the timeline."""
+    torch.manual_seed(0)
+    model = bert()
+    batch = labelled([40])[0]
+    handle = mimose.auto_checkpoint(model, "1GiB", host_memory="1GiB")
+    for _ in range(3):
+        model(**batch).loss.backward()
+    assert handle.explain(**batch).profile is not None
+    assert lengths(1)
+    handle.detach()
