@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import pairwise
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def test_ranges_never_overlap_and_return_to_the_arena(data: st.DataObject) -> No
         if got is not None:
             held.append(got)
         spans = sorted((one.address, one.address + one.nbytes) for one in held)
-        assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
         assert arena.held_bytes <= arena.limit_bytes
     held.clear()
     got = None
@@ -108,12 +109,12 @@ def test_a_full_host_refuses_a_copy() -> None:
 
 @pytest.mark.parametrize("value", ["lots", -1, "-1GiB", 1.5, True, "50%", None, ""])
 def test_host_memory_that_is_no_size_is_refused(value: object) -> None:
-    with pytest.raises(ArgumentError, match="host_memory=.*'16GiB'"):
+    with pytest.raises(ArgumentError, match=r"host_memory=.*'16GiB'"):
         parse_host_memory(value)  # type: ignore[arg-type]
 
 
 def test_more_than_the_machine_has_is_refused_with_what_it_has() -> None:
-    with pytest.raises(ArgumentError, match="more than the .*iB that this machine has"):
+    with pytest.raises(ArgumentError, match=r"more than the .*iB that this machine has"):
         parse_host_memory(physical_bytes() + 1)
 
 

@@ -48,13 +48,13 @@ class Mixture:
         self._chosen = {run: self._draw.choice(self._options) for run in self._runs}
         last = len(self._runs)
         self._transfers = StepTransfers(
-            self.host,
             [
                 Transfer(k, 0, self._draw.randint(k + 1, last), self._draw.randint(k, last - 1))
                 for k, option in enumerate(self._chosen.values())
                 if option.moves
             ],
             self._runs,
+            host=self.host,
         )
 
     def forward_ends(self) -> None:
@@ -155,7 +155,9 @@ def assert_nothing_is_left(director: Mixture) -> None:
 
 @steady
 @given(data=st.data())
-def test_gradients_buffers_and_rng_are_those_of_plain_for_every_mixture(data: st.DataObject) -> None:
+def test_gradients_buffers_and_rng_are_those_of_plain_for_every_mixture(
+    data: st.DataObject,
+) -> None:
     kinds = data.draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=5))
     director = Mixture(random.Random(data.draw(st.integers(0, 1 << 30))))
     torch.manual_seed(0)

@@ -271,8 +271,7 @@ class TriedInterceptor(Interceptor):
         frame.evictable = keeping
         if not keeping:
             frame.evict()
-            if directive.mover is not None and directive.option is Option.RECOMPUTE_FROM_HOST:
-                directive.mover.move_arguments(frame)
+            _move_arguments(directive, frame)
         elif directive.evictor is not None and not self.collective_ranks:
             directive.evictor.hold(directive.run, frame)
         begun = moment.new_changes()
@@ -349,6 +348,7 @@ class TriedInterceptor(Interceptor):
         kind = None if side_effects or changed is not None else self._kind(frame)
         if kind is not None and kind in self.tried.kinds:
             frame.evict()
+            _move_arguments(directive, frame)
             self._trust(buffers, side_effects)
         elif changed is not None:  # a second run would change it again
             frame.keep()
@@ -450,6 +450,12 @@ class TriedInterceptor(Interceptor):
                 "already moved or checkpointed by something else, which a plan would have to "
                 f"decide. It is {name_of_hooks(hooks)}, or do not attach mimose to this model"
             )
+
+
+def _move_arguments(directive: Directive, frame: Frame) -> None:
+    """Let arguments wait on the host until the recompute, if that is the directive's option."""
+    if directive.mover is not None and directive.option is Option.RECOMPUTE_FROM_HOST:
+        directive.mover.move_arguments(frame)
 
 
 def _as_one(

@@ -102,6 +102,11 @@ class Collector(Listener):
             seen.begun = self._clock.mark()
         return number
 
+    @property
+    def risen_bytes(self) -> int:
+        """How much more was in use when the last run began than at the step's start."""
+        return self._runs[-1].start_in_use - self._base if self._runs else 0
+
     def run_of(self, number: int) -> Run:
         """The block and the call that have this number."""
         return self._runs[number].run

@@ -44,7 +44,7 @@ from mimose.training.scheduler import Scheduler
 from mimose.training.setting import Setting, device_of, first_device
 from mimose.training.shuttle import Shuttle
 from mimose.training.step import Step
-from mimose.training.transfers import StepTransfers
+from mimose.training.transfers import StepTransfers, UnplannedTransfers
 from mimose.units import Budget, text_of
 
 log = logging.getLogger("mimose")
@@ -407,13 +407,18 @@ class Engine:
         if collector is None:
             setting.history.make_room(reading.in_use + decision.cached.plan.peak_bytes, reading)
             start = setting.history.start_planned_step(reading)
-        transfers = None
+        transfers: StepTransfers | None = None
         if decision.cached.plan.transfers and setting.host.memory is not None:
             transfers = StepTransfers(
-                setting.host.memory,
                 decision.cached.plan.transfers,
                 list(decision.cached.choices),
                 collector,
+                setting.host.memory,
+            )
+        elif collector is not None and not decision.cached.choices and setting.host.possible:
+            available = setting.available(reading.in_use)
+            transfers = UnplannedTransfers(
+                setting.host, len(self.block_names), available, collector
             )
         step = Step(
             decision,

@@ -60,6 +60,11 @@ class HostUse:
         options = self._choices if trusted else self._choices - {Option.SAVE_ON_HOST}
         return Link(self.speed.to_host, self.speed.from_host, self.limit_bytes, options)
 
+    def begun(self) -> HostMemory | None:
+        """The way to the host, also if no plan has used it yet; None if there is none."""
+        self.link(trusted=False)
+        return self.memory if self.possible else None
+
     def _begin(self) -> None:
         self.memory = HostMemory(self._device, self.limit_bytes)
         self.version += 1

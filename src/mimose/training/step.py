@@ -102,6 +102,8 @@ class Step:
         mover = None
         if self._transfers is not None:
             mover = self._transfers.before_forward(run, args, kwargs)
+            if mover is not None and not self.has_plan:
+                option = Option.RECOMPUTE_FROM_HOST
             after = _both(self._transfers.watch(run), after)
         collector = self.collector
         if collector is None:

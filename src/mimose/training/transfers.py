@@ -19,6 +19,7 @@ from mimose.execution import ArgumentsOfStep, Frame, MovedStorage, nodes_of, run
 from mimose.memory import HostMemory
 from mimose.tensors import tensors_in
 from mimose.training.collector import Collector
+from mimose.training.host_use import HostUse
 
 
 class StepTransfers:
@@ -26,10 +27,10 @@ class StepTransfers:
 
     def __init__(
         self,
-        host: HostMemory,
         transfers: Iterable[Transfer],
         runs: Sequence[Run],
         collector: Collector | None = None,
+        host: HostMemory | None = None,
     ) -> None:
         self.host = host
         self._collector = collector
@@ -39,17 +40,20 @@ class StepTransfers:
         for transfer in self._to_release:
             self._to_fetch.setdefault(transfer.prefetch_at, []).append(transfer.run)
         self._moved: dict[int, _Moved] = {}
-        self._arguments = ArgumentsOfStep(host)
+        self._arguments: ArgumentsOfStep | None = None
 
     def before_forward(self, run: Run, args: Any, kwargs: Any) -> _CallMover | None:
         """A block is about to run: release what is due. What moves for this call, if the plan knows
         it."""
+        assert self.host is not None
+        if self._arguments is None:
+            self._arguments = ArgumentsOfStep(self.host)
         movable = self._arguments.movable(args, kwargs)
         position = self._positions.get(run)
         if position is None:
             return None
         self._release(position)
-        return _CallMover(self, position, movable)
+        return _CallMover(self, self.host, position, movable)
 
     def after_last_forward(self) -> None:
         """Every run that the plan knows has returned."""
@@ -96,6 +100,50 @@ class StepTransfers:
             self._collector.inputs_moved(more_bytes)
 
 
+class UnplannedTransfers(StepTransfers):
+    """The transfers of a step of which nothing is known, in which every block is recomputed.
+
+    If the inputs of all blocks together would take a large share of what the step may rise by, they
+    wait on the host: each leaves when the next block has run, and comes back one block ahead.
+    """
+
+    def __init__(
+        self, host: HostUse, blocks: int, available_bytes: int, collector: Collector
+    ) -> None:
+        self._use, self._blocks, self._available = host, blocks, available_bytes
+        self._moving = False
+        super().__init__((), (), collector)
+
+    def before_forward(self, run: Run, args: Any, kwargs: Any) -> _CallMover | None:
+        position = len(self._positions)
+        self._positions[run] = position
+        self._release(position)
+        if not self._moving and self._is_tight(position):
+            self.host = self._use.begun()
+            self._moving = self.host is not None
+        if not self._moving:
+            return None
+        self._to_release.insert(0, Transfer(position, 0, position + 2, position + 1))
+        self._to_fetch[position] = [position, position - 1]
+        return super().before_forward(run, args, kwargs)
+
+    def _is_tight(self, position: int) -> bool:
+        """Whether the inputs would take too much, if those to come are like those so far."""
+        if position < _FEW_RUNS or not self._use.possible:
+            return False
+        assert self._collector is not None
+        of_one = self._collector.risen_bytes / (position - 1)  # when the run before began
+        inputs = of_one * max(position, self._blocks)
+        return inputs > _TIGHT * self._available
+
+
+_FEW_RUNS = 2
+"""So many inputs tell how large those to come will be."""
+_TIGHT = 0.25
+"""The share of what a step may rise by that inputs may take on the device. A recompute needs some
+times its block's input, and the head its own part."""
+
+
 class _Moved:
     """What one run has moved."""
 
@@ -113,20 +161,25 @@ class _Moved:
 class _CallMover:
     """Moves what one call of a block needs in its backward."""
 
-    __slots__ = ("_movable", "_position", "_transfers")
+    __slots__ = ("_host", "_movable", "_position", "_transfers")
 
     def __init__(
-        self, transfers: StepTransfers, position: int, movable: Sequence[torch.Tensor]
+        self,
+        transfers: StepTransfers,
+        host: HostMemory,
+        position: int,
+        movable: Sequence[torch.Tensor],
     ) -> None:
-        self._transfers, self._position, self._movable = transfers, position, movable
+        self._transfers, self._host = transfers, host
+        self._position, self._movable = position, movable
 
     def run_saving_on_host(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the function; what it saves for its backward moves."""
-        out, moved = run_saving_on_host(function, args, kwargs, self._transfers.host)
+        out, moved = run_saving_on_host(function, args, kwargs, self._host)
         self._transfers.moves(self._position, moved)
         return out
 
     def move_arguments(self, frame: Frame) -> None:
         """The call is over, and will be recomputed: arguments that only it holds move."""
-        moved = frame.move_arguments(self._movable, self._transfers.host)
+        moved = frame.move_arguments(self._movable, self._host)
         self._transfers.moves(self._position, moved)
