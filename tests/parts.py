@@ -23,7 +23,7 @@ from mimose.estimation import CostModel
 from mimose.execution import Listener
 from mimose.interception import KEEP, RECOMPUTE, Directive, Director, Selector, find_blocks
 from mimose.planning import Guarded, Planner, planner_named
-from mimose.reporting import Stats
+from mimose.reporting import RunningStats, Stats
 from mimose.training import Engine, Options, Scheduler, Setting, Subscriber, retry_step
 from mimose.units import parse_budget
 
@@ -203,7 +203,7 @@ class Assembled:
         chosen = planner_named(planner)
         self.scheduler = Scheduler(chosen if isinstance(planner, str) else Guarded(chosen))
         self.engine = Engine(model, found, parse_budget(budget), self.scheduler, Options(**options))
-        self._stats = Stats()
+        self._stats = RunningStats()
         self.subscribe(self._stats)
         self.engine.attach(found)
 

@@ -26,7 +26,7 @@ from loops import peak_of_plain, train
 from mimose.costs import InputSize, RunCost, StepObservation
 from mimose.errors import MimoseWarning, OutOfMemory
 from mimose.memory.meters import CpuMeter
-from mimose.reporting import Stats
+from mimose.reporting import RunningStats
 from mimose.training import Collector
 from parts import Assembled
 
@@ -155,7 +155,7 @@ class Broken(Loop):
         self._budget = budget
         self._odd: list[torch.Tensor] = []
         self._in_use: int | None = None
-        self._later = Stats()
+        self._later = RunningStats()
         """Of all steps but the first."""
         self.meter = CpuMeter()
 
@@ -187,7 +187,9 @@ class Broken(Loop):
             for name, tensor in getattr(self.model, part)():
                 same(tensor.detach(), theirs[name].detach(), name)
         if self.trial.honest and not said:
-            assert self._later.peak_bytes <= self._budget, "the budget is exceeded without a word"
+            assert self._later.so_far().peak_bytes <= self._budget, (
+                "the budget is exceeded without a word"
+            )
         self.outcome.recoveries = recoveries
         return self.outcome
 
@@ -310,10 +312,10 @@ def least_peak(model: nn.Module, todo: list[Batch]) -> int:
         model, "1GiB", planner="recompute_all", blocks=blocks_of(model)
     ) as handle:
         train(model, todo[:1])
-        later = Stats()
+        later = RunningStats()
         handle.subscribe(later)
         train(model, todo[1:])
-        return later.peak_bytes
+        return later.so_far().peak_bytes
 
 
 def seed_all(seed: int) -> None:

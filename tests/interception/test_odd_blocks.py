@@ -64,7 +64,7 @@ def train(
 
 def assert_trains_as_plain(
     make: Callable[[], nn.Module], between: Callable[[nn.Module, int], object] = lambda *_: None
-) -> mimose.reporting.report.Stats:
+) -> mimose.reporting.Stats:
     torch.manual_seed(0)
     plain = make()
     torch.manual_seed(0)

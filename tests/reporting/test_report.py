@@ -15,7 +15,7 @@ from loops import adamw, bert, counted, labelled, task, texts, train
 from mimose.costs.options import Option
 from mimose.costs.pace import Pace
 from mimose.integrations.metrics import Interval
-from mimose.reporting.report import Stats
+from mimose.reporting import Stats
 from parts import Assembled, Observations
 
 
