@@ -209,7 +209,7 @@ def test_a_broken_line_is_left_out_and_told(
     assert recording.steps == read_recording(recording_file).steps
     assert recording.unreadable == [7]
     assert recording.remark == "skipped invalid line 7"
-    assert contents_of(recording).total_steps == len(recording.steps)
+    assert contents_of(recording).summary.total_steps == len(recording.steps)
 
 
 def test_a_header_that_was_tampered_with_is_refused(recording_file: Path, tmp_path: Path) -> None:
