@@ -14,10 +14,13 @@ from torch import nn
 
 import mimose
 import models
-from mimose.costs.options import Option
-from mimose.costs.timeline import Profile
+from mimose.bench.measuring import LatestStep
+from mimose.costs import Option, Profile
+from mimose.interception import BlockInterceptor
 from mimose.memory.storage_counter import StorageCounter
-from mimose.planning.plan import Plan
+from mimose.planning import Plan
+from mimose.training import LaterBackward, Scheduler, Subscriber
+from parts import Assembled
 
 Batch = dict[str, Any]
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
@@ -161,26 +164,48 @@ class Dice:
         return Plan.of(profile, again, available_bytes)
 
 
-class Predictions:
-    """Compares predicted and real peaks after every planned step; new dice for each."""
+def throwing_dice(
+    model: nn.Module, budget: int | str, *, seed: int = 0, **options: Any
+) -> Assembled:
+    """mimose with a planner that decides by chance, anew in each step."""
+    attached = Assembled(model, budget, planner=Dice(seed), **options)
+    attached.subscribe(_WithoutCache(attached.scheduler))
+    return attached
 
-    def __init__(self, handle: mimose.Mimose) -> None:
-        self._handle = handle
-        self._planned = 0
+
+class _WithoutCache(Subscriber):
+    """Forgets all plans before each step."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def step_opens(self) -> None:
+        self._scheduler.cache.clear()
+
+
+class Predictions(LatestStep):
+    """Compares predicted and real peaks after every planned step."""
+
+    def __init__(self, handle: mimose.Mimose | Assembled) -> None:
+        super().__init__()
         self.errors: list[float] = []
         self.plans: set[tuple[Option, ...]] = set()
+        self._later_peak: int | None = None
+        handle.subscribe(self)
+
+    def later_backward_over(self, later: LaterBackward) -> None:
+        self._later_peak = later.real_peak_bytes
 
     def __call__(self) -> None:
-        stats = self._handle._stats
-        if stats.planned_steps > self._planned:
-            self._planned = stats.planned_steps
-            assert stats.last_real_peak_bytes is not None
-            assert stats.last_plan is not None
-            real = stats.last_real_peak_bytes
-            if stats.last_predicted_peak_bytes is not None:  # else there was only a bound
-                self.errors.append((stats.last_predicted_peak_bytes - real) / real)
-            self.plans.add(stats.last_plan.choices)
-        self._handle._engine.scheduler.cache.clear()
+        record, self.record = self.record, None
+        later_peak, self._later_peak = self._later_peak, None
+        if record is None or record.observed or record.plan is None:
+            return
+        real = later_peak or record.real_peak_bytes
+        assert real is not None
+        if record.predicted_peak_bytes is not None and not record.is_bound:
+            self.errors.append((record.predicted_peak_bytes - real) / real)
+        self.plans.add(record.plan.choices)
 
     def assert_exact(
         self, *, steps: int, plans: int = 3, over: float = 0.03, under: float = 0.003
@@ -199,3 +224,8 @@ def places(model: nn.Module) -> list[dict[str, Any]]:
 def interceptors(model: nn.Module) -> list[Any]:
     found = [module.__dict__.get("_compiled_call_impl") for module in model.modules()]
     return [interceptor for interceptor in found if interceptor is not None]
+
+
+def block_interceptors(model: nn.Module) -> list[BlockInterceptor]:
+    """Without the one on the model itself."""
+    return [each for each in interceptors(model) if isinstance(each, BlockInterceptor)]

@@ -1,11 +1,11 @@
-"""Small parts to recompute, and how to train: plainly, checkpointed, attached."""
+"""Small parts to recompute, how to train them, and mimose put together from its packages."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,8 +18,14 @@ from torch import nn
 import mimose
 import models
 from compare import assert_same_buffers, assert_same_gradients
-from mimose.execution.autograd import Listener
-from mimose.interception.directive import KEEP, RECOMPUTE, Directive, Director
+from mimose.costs import Regime, StepObservation
+from mimose.estimation import CostModel
+from mimose.execution import Listener
+from mimose.interception import KEEP, RECOMPUTE, Directive, Director, Selector, find_blocks
+from mimose.planning import Guarded, Planner, planner_named
+from mimose.reporting import RunningStats, Stats
+from mimose.training import Engine, Options, Scheduler, Setting, Subscriber, retry_step
+from mimose.units import parse_budget
 
 Call = Callable[..., Any]
 
@@ -176,6 +182,101 @@ class Overheard:
 
     def ran_out(self, block: int) -> None:
         self._director.ran_out(block)
+
+
+class Assembled:
+    """mimose attached to a model as a handle attaches it, with engine and scheduler in reach.
+
+    For tests that change what a handle keeps to itself: the clock, the collector, the plan cache.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        budget: int | str,
+        *,
+        planner: str | Planner = "optimal",
+        blocks: Selector | Sequence[Selector] | None = None,
+        **options: Any,
+    ) -> None:
+        found = find_blocks(model, blocks=blocks)
+        chosen = planner_named(planner)
+        self.scheduler = Scheduler(chosen if isinstance(planner, str) else Guarded(chosen))
+        self.engine = Engine(model, found, parse_budget(budget), self.scheduler, Options(**options))
+        self._stats = RunningStats()
+        self.subscribe(self._stats)
+        self.engine.attach(found)
+
+    @property
+    def budget_bytes(self) -> int | None:
+        return self.engine.budget_bytes
+
+    @property
+    def setting(self) -> Setting:
+        """What the first training step has settled."""
+        assert self.engine.setting is not None
+        return self.engine.setting
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        self.engine.events.subscribe(subscriber)
+
+    def stats(self) -> Stats:
+        self.engine.read_observations()
+        setting = self.engine.setting
+        return self._stats.filled_in(
+            cache=self.scheduler.cache,
+            cost_model=self.scheduler.cost_model,
+            budget_bytes=self.budget_bytes,
+            reserve_bytes=None if setting is None else setting.reserve.bytes,
+        )
+
+    def retry(self, function: Call, *args: Any) -> Any:
+        return retry_step(self.engine, function, args, {})
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.engine.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.engine.load_state(state)
+
+    def detach(self) -> None:
+        self.engine.detach()
+
+    def __enter__(self) -> Assembled:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+
+class Observations(Subscriber):
+    """What training has learned, in order."""
+
+    def __init__(self) -> None:
+        self.all: list[StepObservation] = []
+
+    def learned(self, observation: StepObservation, *, anew: bool, seconds: float) -> None:
+        self.all.append(observation)
+
+    @property
+    def whole(self) -> list[StepObservation]:
+        """Without those of steps in which blocks were tried."""
+        return [seen for seen in self.all if not seen.provisional]
+
+
+class Regimes(Subscriber):
+    """The regimes that training has entered, in order, and what is known in each."""
+
+    def __init__(self) -> None:
+        self.entered: list[tuple[Regime, CostModel]] = []
+
+    def regime_entered(self, regime: Any, cost_model: CostModel) -> None:
+        self.entered.append((regime, cost_model))
+
+    @property
+    def cost_model(self) -> CostModel:
+        """What is known in the present regime."""
+        return self.entered[-1][1]
 
 
 def train_model(

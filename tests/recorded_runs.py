@@ -12,6 +12,7 @@ import pytest
 
 import mimose
 from loops import task, train
+from parts import Regimes
 
 FLAGS = [
     "headless",
@@ -27,11 +28,20 @@ FLAGS = [
 
 
 @pytest.fixture(scope="session")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, mimose.Mimose]:
+def known() -> Regimes:
+    """What the run that is `recorded` has learned."""
+    return Regimes()
+
+
+@pytest.fixture(scope="session")
+def recorded(
+    tmp_path_factory: pytest.TempPathFactory, known: Regimes
+) -> tuple[Path, mimose.Mimose]:
     """A recording, and the handle that wrote it; beside it, in state.json, what it had learned."""
     path = tmp_path_factory.mktemp("recorded") / "run.jsonl"
     model, batches, budget = task("encoder")
     with mimose.auto_checkpoint(model, budget, record=path) as handle:
+        handle.subscribe(known)
         train(model, batches)
         path.with_name("state.json").write_text(json.dumps(handle.state_dict()))
     return path, handle

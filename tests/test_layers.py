@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 import mimose
+import models
 
 ROOT = Path(mimose.__file__).parent
 LAYERS = [
@@ -128,3 +130,49 @@ def test_arithmetic_needs_no_torch(package: str) -> None:
 def test_every_package_says_what_it_is_for(package: str) -> None:
     tree = ast.parse((ROOT / package / "__init__.py").read_text())
     assert len(ast.get_docstring(tree) or "") > 60
+
+
+TESTS = Path(__file__).parent
+INSIDE = {TESTS / "training", TESTS / "test_layers.py", TESTS / "bench" / "test_bench_seams.py"}
+"""Tests of the engine itself, and those that quote what others must not do."""
+
+
+def private_names() -> set[str]:
+    """What a handle keeps to itself."""
+    with mimose.auto_checkpoint(models.Encoder(), "1GiB") as handle:
+        names = {*vars(handle), *vars(type(handle))}
+    return {name for name in names if re.fullmatch("_[a-z][a-z_]*[a-z]", name)}
+
+
+def reads_inside(source: str, private: set[str]) -> list[str]:
+    """Where a source, or a program that it quotes, uses what a handle keeps to itself."""
+    found = re.findall(rf"\b(\w+)\.({'|'.join(private)})\b", source)
+    found += re.findall(rf"[gs]etattr\((\w+), [\"']({'|'.join(private)})[\"']", source)
+    return [f"{of}.{name}" for of, name in found if of not in ("self", "cls")]
+
+
+def test_tests_of_other_packages_use_what_a_handle_offers() -> None:
+    private = private_names()
+    assert {"_engine", "_stats", "_recorder"} <= private
+    wrong = {
+        str(path.relative_to(TESTS)): found
+        for path in sorted(TESTS.rglob("*.py"))
+        if not INSIDE.intersection([path, *path.parents])
+        and (found := reads_inside(path.read_text("utf-8"), private))
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "handle._engine.scheduler",
+        "self.handle._stats.peak_bytes = 0",
+        "first._recorder.flush()",
+        'PROGRAM = """print(handle._engine)"""',
+        "getattr(handle, '_engine')",
+    ],
+)
+def test_reading_what_a_handle_keeps_to_itself_would_be_found(source: str) -> None:
+    assert reads_inside(source, private_names())
+    assert not reads_inside("self._stats = handle.stats()", private_names())

@@ -17,7 +17,6 @@ from compare import assert_same_gradients
 from loops import (
     BATCHES,
     MODELS,
-    Dice,
     Predictions,
     bert,
     counted,
@@ -29,11 +28,13 @@ from loops import (
     places,
     task,
     texts,
+    throwing_dice,
     tight_budget,
     train,
 )
 from mimose.errors import ConflictError
 from mimose.memory.storage_counter import StorageCounter
+from mimose.training import Collector, Shuttle
 
 PLANNERS = ("optimal", "greedy", "static", "keep_all", "recompute_all")
 
@@ -105,7 +106,7 @@ def test_more_budget_is_used_to_recompute_less() -> None:
 def test_predicted_peaks_of_random_plans_are_the_real_ones(name: str) -> None:
     sizes = {} if name in ("vit", "swin", "resnet") else {"length": 64}
     model, batch = models.ALL[name](batch=8, **sizes)
-    with mimose.auto_checkpoint(model, "1GiB", planner=Dice()) as handle:
+    with throwing_dice(model, "1GiB") as handle:
         predictions = Predictions(handle)
         train(model, [batch] * 14, after_step=predictions)
     predictions.assert_exact(steps=12)
@@ -114,7 +115,7 @@ def test_predicted_peaks_of_random_plans_are_the_real_ones(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_predicted_peaks_hold_for_sizes_never_seen(name: str) -> None:
     model, batches = MODELS[name](), BATCHES[name]([160, 20, *lengths(22)])
-    with mimose.auto_checkpoint(model, "1GiB", planner=Dice()) as handle:
+    with throwing_dice(model, "1GiB") as handle:
         predictions = Predictions(handle)
         train(model, batches, after_step=predictions)
     predictions.assert_exact(steps=15)
@@ -142,10 +143,10 @@ def test_losses_are_those_of_plain_training_bit_for_bit(planner: str, collector:
     assert planner == "keep_all" or stats.runs_recomputed
 
 
-@pytest.mark.parametrize("collector", ["ride", "shuttle"])
-def test_both_collectors_observe_the_same_bytes(collector: str) -> None:
+@pytest.mark.parametrize("collector", [Collector, Shuttle])
+def test_both_collectors_observe_the_same_bytes(collector: type[Collector]) -> None:
     model, batch = models.bert(8, 64)
-    with mimose.auto_checkpoint(model, "1GiB", planner=Dice(), collector=collector) as handle:
+    with throwing_dice(model, "1GiB", collector=collector) as handle:
         predictions = Predictions(handle)
         train(model, [batch] * 10, after_step=predictions)
     predictions.assert_exact(steps=8)
@@ -155,7 +156,7 @@ def test_unknown_size_is_observed_and_known_size_is_planned_from_the_third_step_
     model, batches = models.Encoder(), texts([50] * 6)
     kinds = []
     with mimose.auto_checkpoint(model, "1GiB") as handle:
-        train(model, batches, after_step=lambda: kinds.append(handle._stats.planned_steps))
+        train(model, batches, after_step=lambda: kinds.append(handle.stats().planned_steps))
     assert kinds == [0, 0, 1, 2, 3, 4]
 
 
@@ -287,7 +288,7 @@ def test_mimose_disable_leaves_the_model_untouched(
 
 def test_order_of_attaching_and_converting_does_not_matter() -> None:
     model, batches = models.Encoder(), texts([40] * 10)
-    with mimose.auto_checkpoint(model, "50%", planner=Dice()) as handle:
+    with throwing_dice(model, "50%") as handle:
         assert handle.budget_bytes is None
         model.double()
         for parameter in model.embedding.parameters():

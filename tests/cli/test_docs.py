@@ -6,16 +6,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import mimose
 from loops import task, train
+from mimose.reporting import Explanation, Stats
 from mimose.reporting.outlook import Outlook
 from mimose.reporting.reader import read_recording
-from mimose.reporting.report import Explanation, Stats
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -70,7 +69,7 @@ def _public_names() -> Iterator[str]:
     own = [name for name in vars(mimose.Mimose) if not name.startswith("_")]
     yield from (f"Mimose.{name}" for name in (*own, "budget_bytes", "detach"))
     for kind in (Stats, Explanation):
-        names = (entry.name for entry in fields(kind) if not entry.name.startswith("_"))
-        yield from (f"reporting.report.{kind.__name__}.{name}" for name in names)
+        where = f"{kind.__module__.removeprefix('mimose.')}.{kind.__name__}"
+        yield from (f"{where}.{name}" for name in dir(kind) if not name.startswith("_"))
     yield from (f"integrations.huggingface.{n}" for n in ("enable", "Enabled", "MimoseCallback"))
     yield "integrations.lightning.MimoseCallback"

@@ -21,14 +21,15 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
-from twins import Record, batches_of, in_fp32, throwing_dice, train_side_by_side
+from twins import Record, batches_of, in_fp32, on_rank, train_side_by_side, why_ranks_agree
 
 import mimose
 import models
 from compare import assert_same_gradients
-from mimose.costs.options import Option
+from loops import block_interceptors
+from mimose.costs import Option
 from mimose.errors import ConflictError
-from mimose.training.ranks import Agreement
+from mimose.training import Agreement
 
 
 class Mean(torch.autograd.Function):
@@ -98,10 +99,10 @@ def train(
     plain = make()
     ours = spread(copy.deepcopy(plain))
     plain = spread(plain)
-    with throwing_dice(ours, rank) as handle:
+    with on_rank(ours, rank) as handle:
         batches = batches_of(0 if spread is tensor_parallel else rank)
         record = train_side_by_side(plain, ours, handle, batches, loss_of=in_fp32)
-        return record, handle._engine._hooks.agreement.needed
+        return record, why_ranks_agree(ours)
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -145,7 +146,7 @@ def resume(rank: int) -> tuple[Record, Record]:
     learned: dict[str, Any] = {}
     for _ in range(2):
         plain, ours = copy.deepcopy(model), copy.deepcopy(model)
-        with throwing_dice(ours, rank) as handle:
+        with on_rank(ours, rank) as handle:
             if learned:
                 handle.load_state_dict(learned)
             batches = batches_of(rank, 8)
@@ -164,12 +165,12 @@ def test_after_a_restart_ranks_agree_from_the_second_step_on(pair: Pair) -> None
 def attach_to_other_blocks(rank: int) -> str:
     model = with_shared_norm()
     blocks = ["encoder.layers.0", "encoder.layers.1", "encoder.layers.2"][: 3 - rank]
-    with mimose.auto_checkpoint(model, "4GiB", blocks=blocks, planner="recompute_all") as handle:
-        agreement = handle._engine._hooks.agreement
-        for interceptor in handle._engine._hooks.interceptors:
+    with mimose.auto_checkpoint(model, "4GiB", blocks=blocks, planner="recompute_all"):
+        interceptors = block_interceptors(model)
+        for interceptor in interceptors:
             interceptor.trusted, interceptor.collective_ranks = True, frozenset({0, 1})
         try:
-            agreement.agree({(0, 0): Option.RECOMPUTE})
+            Agreement(interceptors).agree({(0, 0): Option.RECOMPUTE})
         except ConflictError as error:
             return str(error)
     return "no error"
@@ -238,6 +239,7 @@ def test_ranks_agree_on_the_cpu_whatever_the_default_device_is(pair: Pair) -> No
 
 def test_a_process_alone_agrees_with_nobody() -> None:
     model, batch = models.encoder()
-    with mimose.auto_checkpoint(model, "1GiB") as handle:
+    with mimose.auto_checkpoint(model, "1GiB"):
         models.loss_of(model, batch).backward()
-        assert handle._engine._hooks.agreement.needed is None
+        assert len(block_interceptors(model)) == 3
+        assert why_ranks_agree(model) is None

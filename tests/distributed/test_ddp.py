@@ -18,7 +18,7 @@ from twins import (
     batches_of,
     in_bf16,
     in_fp32,
-    throwing_dice,
+    on_rank,
     train_side_by_side,
 )
 
@@ -58,11 +58,11 @@ def train(
     model = make()
     plain = DistributedDataParallel(copy.deepcopy(model), **(options or {}))
     if attach_first:
-        handle = throwing_dice(model, rank)
+        handle = on_rank(model, rank)
         ours = DistributedDataParallel(model, **(options or {}))
     else:
         ours = DistributedDataParallel(model, **(options or {}))
-        handle = throwing_dice(ours, rank)
+        handle = on_rank(ours, rank)
     with handle:
         return train_side_by_side(plain, ours, handle, batches_of(rank), loss_of=loss_of)
 
@@ -103,7 +103,7 @@ def accumulate(rank: int) -> Record:
     def accumulating(model: Any, i: int) -> Any:
         return nullcontext() if i % 3 == 2 else model.no_sync()
 
-    with throwing_dice(ours, rank) as handle:
+    with on_rank(ours, rank) as handle:
         return train_side_by_side(
             plain,
             ours,

@@ -15,10 +15,18 @@ import pytest
 import torch
 from pair import Pair
 from torch import nn
-from twins import Record, assert_plans_differ, batches_of, plan_of_last_step, throwing_dice
+from twins import (
+    Record,
+    assert_plans_differ,
+    batches_of,
+    on_rank,
+    plan_of,
+    why_ranks_agree,
+)
 
 import models
 from compare import same
+from mimose.bench.measuring import LatestStep
 
 pytest.importorskip("deepspeed")
 
@@ -39,7 +47,9 @@ def train(rank: int, stage: int) -> tuple[Record, str | None]:
     os.environ.update(DS_ACCELERATOR="cpu", LOCAL_RANK=str(rank), RANK=str(rank), WORLD_SIZE="2")
     plain, record = models.Encoder(), Record()
     ours = copy.deepcopy(plain)
-    with throwing_dice(ours, rank) as handle:
+    with on_rank(ours, rank) as handle:
+        latest = LatestStep()
+        handle.subscribe(latest)
         engines = engine(plain, stage), engine(ours, stage)
         for i, batch in enumerate(batches_of(rank)):
             for trained in engines:
@@ -48,9 +58,8 @@ def train(rank: int, stage: int) -> tuple[Record, str | None]:
                 trained.step()
             for mine, its in zip(ours.parameters(), plain.parameters(), strict=True):
                 same(_held(mine), _held(its))
-            record.plans.append(plan_of_last_step(handle))
-            handle._engine.scheduler.cache.clear()
-        return record, handle._engine._hooks.agreement.needed
+            record.plans.append(plan_of(latest))
+        return record, why_ranks_agree(ours)
 
 
 def _held(parameter: Any) -> torch.Tensor:

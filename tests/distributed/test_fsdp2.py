@@ -17,17 +17,17 @@ from twins import (
     assert_plans_differ,
     batches_of,
     in_fp32,
-    throwing_dice,
+    on_rank,
     train_side_by_side,
+    why_ranks_agree,
 )
 
 import mimose
 import models
 from compare import assert_same_gradients
-from loops import Dice, Predictions, lengths, texts
+from loops import Predictions, lengths, texts, throwing_dice
 from mimose.interception.attachment import Attachment
 from mimose.interception.blocks import find_blocks
-from mimose.training.setting import Setting
 from parts import Only
 
 
@@ -43,11 +43,11 @@ def train(
     ours = models.Encoder()
     plain = sharded(copy.deepcopy(ours), **options)
     if attach_first:
-        handle = throwing_dice(ours, rank)
+        handle = on_rank(ours, rank)
         sharded(ours, **options)
     else:
         sharded(ours, **options)
-        handle = throwing_dice(ours, rank)
+        handle = on_rank(ours, rank)
 
     def last(i: int) -> bool:
         return i % micro_steps == micro_steps - 1
@@ -66,7 +66,7 @@ def train(
             accumulating=accumulating,
             updates_after=last,
         )
-        return record, handle._engine._hooks.agreement.needed
+        return record, why_ranks_agree(ours)
 
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -127,10 +127,11 @@ def count(rank: int) -> tuple[int, int, int, int]:
     whole = sum(p.nbytes for p in model.parameters())
     sharded(model)
     with mimose.auto_checkpoint(model, "1GiB") as handle:
-        models.loss_of(model, batches_of(rank, 1)[0]).backward()
-        setting: Setting = handle._engine.setting
+        batch = batches_of(rank, 1)[0]
+        models.loss_of(model, batch).backward()
+        told = handle.explain(**batch)
         held = sum(p.to_local().nbytes for p in model.parameters())
-        return whole, held, setting.parameter_bytes, setting.gradient_bytes
+        return whole, held, told.parameter_bytes, told.gradient_bytes
 
 
 def test_a_sharded_parameter_counts_as_its_shard(pair: Pair) -> None:
@@ -143,7 +144,7 @@ def predict(rank: int) -> tuple[list[float], int]:
     model = models.Encoder(layers=4)
     sharded(model)
     optimizer = torch.optim.AdamW(model.parameters())
-    with mimose.auto_checkpoint(model, "1GiB", planner=Dice(seed=rank)) as handle:
+    with throwing_dice(model, "1GiB", seed=rank) as handle:
         predictions = Predictions(handle)
         for batch in texts(lengths(16, 60, 120, seed=rank), batch=4):
             models.loss_of(model, batch).backward()

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-import mimose
 import models
 from compare import assert_same_gradients
-from loops import Dice, texts
-from mimose.costs.options import Option
+from loops import block_interceptors, texts, throwing_dice
+from mimose.bench.measuring import LatestStep
+from mimose.costs import Option
+from mimose.training import Agreement
+from parts import Assembled
 
 Batch = dict[str, Any]
 Choices = tuple[Option, ...]
@@ -53,15 +55,20 @@ def assert_plans_differ(records: list[Record]) -> None:
     assert first.plans != second.plans, "plans do not differ from rank to rank"
 
 
-def throwing_dice(model: nn.Module, rank: int, **options: Any) -> mimose.Mimose:
+def on_rank(model: nn.Module, rank: int) -> Assembled:
     """mimose with a planner that decides by chance, differently on each rank."""
-    return mimose.auto_checkpoint(model, "4GiB", planner=Dice(seed=rank), **options)
+    return throwing_dice(model, "4GiB", seed=rank)
+
+
+def why_ranks_agree(model: nn.Module) -> str | None:
+    """Why ranks must recompute the same blocks; None if each may decide for itself."""
+    return Agreement(block_interceptors(model)).needed
 
 
 def train_side_by_side(
     plain: nn.Module,
     ours: nn.Module,
-    handle: mimose.Mimose,
+    handle: Assembled,
     batches: Sequence[Batch],
     *,
     loss_of: Callable[[nn.Module, Batch], torch.Tensor],
@@ -71,7 +78,8 @@ def train_side_by_side(
     updates_after: Callable[[int], bool] = lambda i: True,
 ) -> Record:
     """Train both on the same batches and the same dice; gradients are compared at each step."""
-    record = Record()
+    record, latest = Record(), LatestStep()
+    handle.subscribe(latest)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.005) for m in (plain, ours)]
     for i, batch in enumerate(batches):
         for model in (plain, ours):
@@ -80,8 +88,7 @@ def train_side_by_side(
                 loss_of(model, batch).backward()
         if updates_after(i):
             assert_same_gradients(ours, plain)
-        record.plans.append(plan_of_last_step(handle))
-        handle._engine.scheduler.cache.clear()  # new dice for each step
+        record.plans.append(plan_of(latest))
         if updates_after(i):
             for optimizer in optimizers:
                 optimizer.step()
@@ -89,8 +96,7 @@ def train_side_by_side(
     return record
 
 
-def plan_of_last_step(handle: mimose.Mimose) -> Choices | None:
-    step = handle._engine._now.last
-    if step is None or step.observed or not step.has_plan:
-        return None
-    return step.plan.choices
+def plan_of(latest: LatestStep) -> Choices | None:
+    step = latest.record
+    assert step is not None
+    return None if step.observed or step.plan is None else step.plan.choices

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.costs.input_size import InputSize
+from mimose.bench.measuring import LatestStep
+from mimose.costs import InputSize
 from mimose.estimation.multi_pass import MultiPass
 
 
@@ -100,7 +101,9 @@ def trained(
     """Queries and documents through one encoder; losses, and the handle."""
     torch.manual_seed(0)
     model, draw, losses = Encoder().train(), random.Random(0), []
-    handle = mimose.auto_checkpoint(model, budget) if budget else None
+    handle, latest = mimose.auto_checkpoint(model, budget) if budget else None, LatestStep()
+    if handle is not None:
+        handle.subscribe(latest)
     for _ in range(40):
         outputs = [model(torch.randint(0, 50, (8, length))) for length in drawn(draw)]
         pairs = pairwise(outputs)
@@ -109,7 +112,7 @@ def trained(
         model.zero_grad()
         losses.append(loss.item())
         if handle is not None:
-            seen.append(handle._engine._now.last)
+            seen.append(latest.record)
     if handle is not None:
         handle.detach()
     return losses, handle
@@ -141,7 +144,7 @@ def test_many_passes_of_one_length_are_planned_together() -> None:
     losses, handle = trained(chunks, "1GiB", steps)
     assert losses == plain
     assert handle.stats().observed_steps <= 12
-    planned = [step for step in steps[20:] if step.has_plan and not step.observed]
+    planned = [step for step in steps[20:] if step.plan and not step.observed]
     assert len(planned) >= 18
     assert not any(bool(step.surprises) for step in planned)
     assert all(step.plan.kept == 40 for step in planned)
@@ -165,7 +168,7 @@ def test_passes_of_independent_lengths_are_kept_where_there_is_room(
     losses, handle = trained(drawn, "1GiB", steps)
     assert losses == plain
     assert handle.stats().observed_steps <= 20
-    planned = [step for step in steps[20:] if step.has_plan and not step.observed]
+    planned = [step for step in steps[20:] if step.plan and not step.observed]
     whole = [step for step in planned if step.plan.kept == len(step.plan.choices)]
     assert len(whole) >= 16
     assert sum(bool(step.surprises) for step in whole) <= 4
@@ -183,7 +186,7 @@ def test_each_pass_is_planned_for_its_own_length(
     assert losses == plain
     assert handle.stats().peak_bytes <= budget
     planned = [
-        step for step in steps if step.has_plan and not step.observed and not bool(step.surprises)
+        step for step in steps if step.plan and not step.observed and not bool(step.surprises)
     ]
     lengths = [sum(step.size.dims[1::2]) for step in planned]
     kept = {length: step.plan.kept for length, step in zip(lengths, planned, strict=True)}

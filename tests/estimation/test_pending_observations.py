@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-import mimose
 import models
 from loops import Batch, texts, train
-from mimose.costs.observations import StepObservation
-from mimose.estimation.prediction import Surprise
-from mimose.memory.clock import Clock
-from mimose.reporting.reader import read_recording
+from mimose.costs import StepObservation
+from mimose.estimation import CostModel, Surprise
+from mimose.memory import Clock
+from mimose.reporting import Recorder, read_recording
+from parts import Assembled, Observations
 
 
 class LateClock(Clock):
@@ -41,12 +40,11 @@ class Observing:
 
     def __init__(self, record: Path | None = None) -> None:
         self.model = models.Encoder()
-        self.handle = mimose.auto_checkpoint(self.model, "1GiB", record=record)
-        engine = self.handle._engine
-        engine.options = replace(engine.options, observe_only=True)
+        self.handle = Assembled(self.model, "1GiB", observe_only=True)
+        if record is not None:
+            self.handle.subscribe(Recorder(record))
         train(self.model, texts([30]))
-        assert self.handle._engine.setting is not None
-        self.clock = self.handle._engine.setting.clock = LateClock()
+        self.clock = self.handle.setting.clock = LateClock()
 
     def train(self, *batches: Batch) -> None:
         for batch in batches:
@@ -59,8 +57,13 @@ class Observing:
         self.handle.stats()
 
     @property
+    def cost_model(self) -> CostModel:
+        """What is known in the present regime."""
+        return self.handle.scheduler.cost_model
+
+    @property
     def observations(self) -> list[StepObservation]:
-        return list(self.handle._engine.scheduler.cost_model._observations())
+        return list(self.cost_model._observations())
 
     @property
     def seconds(self) -> list[set[float]]:
@@ -70,7 +73,7 @@ class Observing:
 
 def test_late_times_are_taken_in_and_are_not_another_observation() -> None:
     run = Observing()
-    cost_model = run.handle._engine.scheduler.cost_model
+    cost_model = run.cost_model
     run.train(*texts([40, 50, 60]))
     observed, version = cost_model.observed, cost_model.version
     assert all(max(seconds) < 1e-3 for seconds in run.seconds)  # bytes stand in for them
@@ -83,11 +86,11 @@ def test_late_times_are_taken_in_and_are_not_another_observation() -> None:
 
 def test_late_times_count_in_predictions_of_sizes_never_seen() -> None:
     run = Observing()
-    cost_model = run.handle._engine.scheduler.cost_model
+    cost_model = run.cost_model
     sizes = texts([40, 60, 80, 100, 70])
     run.train(*sizes[:4])
     run.times_come()
-    prediction = cost_model.predict(run.handle._engine.size_of((), sizes[4]))
+    prediction = cost_model.predict(run.handle.engine.size_of((), sizes[4]))
     assert prediction is not None
     assert all(1e9 <= cost.nanoseconds <= 4e9 for cost in prediction.profile.runs)
     run.handle.detach()
@@ -96,7 +99,7 @@ def test_late_times_count_in_predictions_of_sizes_never_seen() -> None:
 def test_late_times_say_nothing_about_a_doubt_that_has_come_since() -> None:
     run = Observing()
     run.train(*texts([40, 50]))
-    reliability = run.handle._engine.scheduler.cost_model.reliability
+    reliability = run.cost_model.reliability
     reliability.surprised(Surprise.EVICTED)
     run.times_come()
     assert reliability.suspects(run.observations[0].size)
@@ -117,7 +120,7 @@ def test_late_times_go_to_the_regime_that_they_were_seen_in() -> None:
     for trained, batch in zip((True, False, True, False), texts([40, 50, 60, 70]), strict=True):
         run.model.encoder.layers[2].requires_grad_(trained)
         run.train(batch)
-        regimes.append(run.handle._engine.scheduler.cost_model)
+        regimes.append(run.cost_model)
     assert regimes[0] is regimes[2] is not regimes[1]
     run.times_come()
     for cost_model, times in zip(regimes[:2], ({1.0, 3.0}, {2.0, 4.0}), strict=True):
@@ -150,15 +153,13 @@ class TellsSome(LateClock):
 
 
 def test_times_and_what_stands_in_for_them_are_not_mixed() -> None:
-    run = Observing()
-    assert run.handle._engine.setting is not None
-    run.handle._engine.setting.clock = TellsSome()
+    run, seen = Observing(), Observations()
+    run.handle.setting.clock = TellsSome()
+    run.handle.subscribe(seen)
     train(run.model, texts([40]))
-    step = run.handle._engine._now.last
-    assert step is not None
-    assert step.collector is not None
-    observation = step.collector.observation(step.size)
-    assert observation is not None
+    run.handle.stats()
+    observation = seen.whole[-1]
+    assert str(observation.size) == "4×40"
     stand_ins = [round(r.saved * 1e-12 * 1e9) for r in observation.runs]
     assert [r.nanoseconds for r in observation.runs] == stand_ins
     run.handle.detach()

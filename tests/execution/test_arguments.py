@@ -20,6 +20,7 @@ from torch import nn
 
 import mimose
 from compare import assert_same_gradients, live_tensors
+from loops import block_interceptors
 from mimose.errors import MimoseWarning
 from mimose.execution.arguments import ArgumentCopies, are_plain
 
@@ -70,9 +71,9 @@ def losses_of(model: nn.Module) -> list[float]:
 def assert_as_plain(model: nn.Module) -> list[bool | None]:
     """Assert that it trains as the plain model; return whether each block can be recomputed."""
     plain = copy.deepcopy(model)
-    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all") as handle:
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
         losses = losses_of(model)
-        trusted = [interceptor.trusted for interceptor in handle._engine._hooks.interceptors]
+        trusted = [interceptor.trusted for interceptor in block_interceptors(model)]
     assert losses == losses_of(plain)
     assert_same_gradients(model, plain)
     return trusted

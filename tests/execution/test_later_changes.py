@@ -14,7 +14,10 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import mimose
 from compare import assert_same_buffers, assert_same_gradients
+from loops import block_interceptors
+from mimose.bench.measuring import LatestStep
 from mimose.errors import MimoseWarning, RecomputeError
+from parts import Observations
 
 WIDTH, STEPS = 8, 5
 Change = Callable[[Any], None]
@@ -70,9 +73,9 @@ def losses_of(model: nn.Module, change: Change, passes: int = 1) -> list[float]:
 def assert_as_plain(model: Net, change: Change, passes: int = 1) -> list[bool | None]:
     """Assert that it trains as the plain model; return whether each block can be recomputed."""
     plain = copy.deepcopy(model)
-    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all") as handle:
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
         losses = losses_of(model, change, passes)
-        trusted = [interceptor.trusted for interceptor in handle._engine._hooks.interceptors]
+        trusted = [interceptor.trusted for interceptor in block_interceptors(model)]
     assert losses == losses_of(plain, change, passes)
     assert_same_gradients(model, plain)
     assert_same_buffers(model, plain)
@@ -122,14 +125,17 @@ def test_a_block_with_replaced_modules_is_tried_again(change: Change) -> None:
 def test_the_peak_of_a_step_in_which_blocks_are_tried_again_is_no_measure() -> None:
     model, x = Net(), torch.randn(5, WIDTH)
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all") as handle:
-        rehearsed = []
+        seen, latest, comparable = Observations(), LatestStep(), []
+        handle.subscribe(seen)
+        handle.subscribe(latest)
         for step in range(8):
             if step == 6:
                 puts_in_batch_norm(model)
             model(x).sum().backward()
-            last: Any = handle._engine._now.last
-            rehearsed.append(last.tried_blocks)
-    assert rehearsed == [True] + 5 * [False] + [True, False]
+            assert latest.record is not None
+            comparable.append(latest.record.comparable)
+    assert comparable == 2 * [False] + 4 * [True] + 2 * [False]
+    assert [observation.provisional for observation in seen.all] == [True, False] * 2
 
 
 def test_batch_norms_that_are_made_synchronous_are_updated_once() -> None:

@@ -23,12 +23,12 @@ from torch import nn
 import mimose
 from compare import no_hooks, same
 from loops import peak_of_plain, train
-from mimose.costs.input_size import InputSize
-from mimose.costs.observations import StepObservation
-from mimose.costs.run_cost import RunCost
+from mimose.costs import InputSize, RunCost, StepObservation
 from mimose.errors import MimoseWarning, OutOfMemory
 from mimose.memory.meters import CpuMeter
-from mimose.training.collector import Collector
+from mimose.reporting import RunningStats
+from mimose.training import Collector
+from parts import Assembled
 
 STEPS = 16
 
@@ -155,6 +155,8 @@ class Broken(Loop):
         self._budget = budget
         self._odd: list[torch.Tensor] = []
         self._in_use: int | None = None
+        self._later = RunningStats()
+        """Of all steps but the first."""
         self.meter = CpuMeter()
 
     def train_and_compare(
@@ -163,17 +165,18 @@ class Broken(Loop):
         blocks = blocks_of(self.model)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", MimoseWarning)
-            self.handle = mimose.auto_checkpoint(
+            self.handle = Assembled(
                 self.model,
                 self._budget,
                 blocks=blocks,
                 planner=self.trial.planner,
                 enforce=self.trial.enforce,
+                collector=Collector if self.trial.lie == 1.0 else liar(self.trial.lie),
             )
             self._prepare()
             try:
                 losses = self.train(todo)
-                stats = self.handle.stats()
+                recoveries = self.handle.stats().recoveries
             finally:
                 self.handle.detach()
                 self._fuse.disarm()
@@ -184,16 +187,15 @@ class Broken(Loop):
             for name, tensor in getattr(self.model, part)():
                 same(tensor.detach(), theirs[name].detach(), name)
         if self.trial.honest and not said:
-            assert stats.peak_bytes <= self._budget, "the budget is exceeded without a word"
-        self.outcome.recoveries = stats.recoveries
+            assert self._later.so_far().peak_bytes <= self._budget, (
+                "the budget is exceeded without a word"
+            )
+        self.outcome.recoveries = recoveries
         return self.outcome
 
     def _prepare(self) -> None:
         # Room for copies of buffers is taken once, and kept.
-        self.handle._engine.rewind_point().settle()
-        if self.trial.lie != 1.0:
-            engine = self.handle._engine
-            engine.options = replace(engine.options, collector=liar(self.trial.lie))
+        self.handle.engine.rewind_point().settle()
         if self.trial.foreign:
             other = {**_STATE_OF_ANOTHER, "format": 1}
             self.handle.load_state_dict(other)
@@ -205,7 +207,7 @@ class Broken(Loop):
         for attempt in range(4):
             before = Remembered(self.model)
             if attempt == 2:  # the limit is too low for this batch, as an error has said
-                self.handle._engine.setting.meter.limit(None)  # type: ignore[union-attr]
+                self.handle.setting.meter.limit(None)
             try:
                 loss = self._attempt(batch, retry=self.trial.retry or attempt > 0)
                 self.outcome.faults += self._fuse.blown
@@ -257,7 +259,7 @@ class Broken(Loop):
         """Whatever went wrong, no more is in use than after a step in which nothing did."""
         self._odd.clear()
         if i == 0:  # in which each block is tried, and may take twice what it will
-            self.handle._stats.peak_bytes = 0
+            self.handle.subscribe(self._later)
         assert no_hooks(), "a saved-tensor hook was left behind"
         if (i + 1) % self.trial.micro_steps:
             return
@@ -310,9 +312,10 @@ def least_peak(model: nn.Module, todo: list[Batch]) -> int:
         model, "1GiB", planner="recompute_all", blocks=blocks_of(model)
     ) as handle:
         train(model, todo[:1])
-        handle._stats.peak_bytes = 0
+        later = RunningStats()
+        handle.subscribe(later)
         train(model, todo[1:])
-        return handle.stats().peak_bytes
+        return later.so_far().peak_bytes
 
 
 def seed_all(seed: int) -> None:

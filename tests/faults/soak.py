@@ -23,9 +23,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import torch  # noqa: E402
 from harness import Outcome, Trial, least_peak  # noqa: E402
 
-import mimose  # noqa: E402
 import models  # noqa: E402
 from loops import peak_of_plain, texts  # noqa: E402
+from mimose.reporting import Recorder  # noqa: E402
+from parts import Assembled  # noqa: E402
 
 _CHECKS = 10
 _GROWTH_BYTES = 16 << 20
@@ -67,7 +68,8 @@ def steps(count: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "run.jsonl"
-        with mimose.auto_checkpoint(model, budget, record=log) as handle:
+        with Assembled(model, budget) as handle:
+            handle.subscribe(Recorder(log))
 
             def step(ids: torch.Tensor) -> None:
                 model(ids).pow(2).mean().backward()
@@ -81,7 +83,7 @@ def steps(count: int) -> None:
                 if (i + 1) % (count // _CHECKS) == 0:
                     gc.collect()
                     sizes.append(_resident_bytes())
-                    entries, written = len(handle._engine.scheduler.cache), log.stat().st_size
+                    entries, written = len(handle.scheduler.cache), log.stat().st_size
                     print(
                         f"{i + 1} steps: {sizes[-1] >> 20} MiB resident, {entries} plans cached, "
                         f"{written >> 10} KiB of log",

@@ -18,6 +18,7 @@ import models
 from mimose.errors import MimoseWarning
 from mimose.memory.allocator import ALLOCATOR_SETTINGS, ALLOCATOR_VARIABLES, current_settings
 from mimose.memory.reserve import FragmentReserve, PageReserve
+from parts import Assembled
 
 pytestmark = [
     pytest.mark.gpu,
@@ -58,13 +59,13 @@ def test_attaching_sets_it_up_and_detaching_puts_every_key_back() -> None:
     torch.manual_seed(1)
     plain(tokens).pow(2).mean().backward()
     for _ in range(2):  # on, off, on and off again, with tensors alive throughout
-        handle = mimose.auto_checkpoint(model, "4GiB")
+        handle = Assembled(model, "4GiB")
         assert keys() == {**before, "expandable_segments": True}
         assert current_settings()["PYTORCH_CUDA_ALLOC_CONF"] == ALLOCATOR_SETTINGS
         model.zero_grad()
         torch.manual_seed(1)
         model(tokens).pow(2).mean().backward()
-        assert isinstance(handle._engine.setting.reserve, PageReserve)
+        assert isinstance(handle.setting.reserve, PageReserve)
         handle.detach()
         assert keys() == before
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
@@ -93,10 +94,10 @@ def test_a_model_that_is_gone_gives_the_settings_back() -> None:
 
 def test_leave_leaves_it_alone_with_a_reserve_for_fragments() -> None:
     model, tokens = model_and_batch()
-    with mimose.auto_checkpoint(model, "4GiB", allocator="leave") as handle:
+    with Assembled(model, "4GiB", allocator="leave") as handle:
         model(tokens).pow(2).mean().backward()
         assert not keys()["expandable_segments"]
-        assert isinstance(handle._engine.setting.reserve, FragmentReserve)
+        assert isinstance(handle.setting.reserve, FragmentReserve)
 
 
 @pytest.mark.usefixtures("_cleared")
@@ -125,14 +126,14 @@ def test_a_memory_pool_of_somebody_elses_is_left_in_peace() -> None:
 
 
 PROGRAM = """
-import torch, mimose, models
+import torch, models, parts
 model = models.Encoder(layers=4, width=64).cuda().train()
-handle = mimose.auto_checkpoint(model, "4GiB", enforce=True)
+handle = parts.Assembled(model, "4GiB", enforce=True)
 for step in range(16):
     tokens = torch.randint(0, 50, (8, 32 + 7 * step), device="cuda")
     model(tokens).pow(2).mean().backward()
     model.zero_grad()
-print(type(handle._engine.setting.reserve).__name__, handle.stats().planned_steps > 4)
+print(type(handle.setting.reserve).__name__, handle.stats().planned_steps > 4)
 handle.detach()
 """
 

@@ -12,9 +12,8 @@ from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
 from torch._inductor.compile_fx import compile_fx
 
-import mimose
 from compare import same
-from loops import Dice
+from loops import throwing_dice
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,11 +86,6 @@ def test_plans_change_from_step_to_step_and_compile_nothing_anew(
 
 def _train_with_dice(model: nn.Module) -> set[str]:
     plans: set[str] = set()
-    with mimose.auto_checkpoint(model, "8GiB", planner=Dice()) as handle:
-
-        def note() -> None:
-            plans.add(str(handle.stats().last_plan))
-            handle._engine.scheduler.cache.clear()
-
-        trained(model, 20, note)
+    with throwing_dice(model, "8GiB") as handle:
+        trained(model, 20, lambda: plans.add(str(handle.stats().last_plan)))
     return plans

@@ -10,8 +10,10 @@ from torch import nn
 
 import mimose
 import models
+from mimose.bench.measuring import LatestStep
 from mimose.memory.allocator import PROCESS
 from mimose.memory.meters import meter_for
+from parts import Assembled
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,11 +31,17 @@ def deterministic():
 def trained(steps: int, **options) -> tuple[list[float], mimose.Mimose | None]:
     """Losses of a run on batches of varying length, plain or under mimose."""
     torch.manual_seed(0)
-    draw = random.Random(0)
     model = models.Encoder(layers=4, width=64).cuda().train()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     handle = mimose.auto_checkpoint(model, **options) if options else None
-    losses = []
+    losses = losses_of(model, steps)
+    if handle is not None:
+        handle.detach()
+    return losses, handle
+
+
+def losses_of(model: nn.Module, steps: int) -> list[float]:
+    draw, losses = random.Random(0), []
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for step in range(steps):
         torch.manual_seed(step)
         tokens = torch.randint(0, 50, (8, draw.randint(16, 200)), device="cuda")
@@ -42,9 +50,7 @@ def trained(steps: int, **options) -> tuple[list[float], mimose.Mimose | None]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    if handle is not None:
-        handle.detach()
-    return losses, handle
+    return losses
 
 
 @pytest.mark.usefixtures("deterministic")
@@ -60,7 +66,8 @@ def test_losses_of_300_steps_are_those_of_plain_training(planner: str) -> None:
 
 def test_planned_step_does_not_synchronise() -> None:
     model = models.Encoder(layers=4, width=64).cuda().train()
-    handle = mimose.auto_checkpoint(model, "4GiB")
+    handle, latest = mimose.auto_checkpoint(model, "4GiB"), LatestStep()
+    handle.subscribe(latest)
     batches = [torch.randint(0, 50, (8, n), device="cuda") for n in (120, 40, 60, 80, 100, 120)]
     for tokens in [*batches, *batches]:
         model(tokens).pow(2).mean().backward()
@@ -70,9 +77,11 @@ def test_planned_step_does_not_synchronise() -> None:
     try:
         for tokens in [torch.zeros(8, 77, dtype=torch.long, device="cuda"), *batches]:
             model(tokens).pow(2).mean().backward()
-            step = handle._engine._now.last
-            assert step.trusted
-            assert step.collector is None
+            step = latest.record
+            assert step is not None
+            assert not step.observed
+            assert not step.is_bound
+            assert step.predicted_peak_bytes is not None, "the prediction is not trusted"
             model.zero_grad()
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -137,14 +146,15 @@ def test_what_is_lost_between_tensors_is_told() -> None:
 
 
 def test_the_reserve_learns_from_what_forwards_lose() -> None:
-    _, handle = trained(12, memory_budget="80%")
-    assert handle is not None
-    reserve = handle._engine.setting.reserve
+    model = models.Encoder(layers=4, width=64).cuda().train()
+    with Assembled(model, "80%") as handle:
+        losses_of(model, 12)
+    reserve = handle.setting.reserve
     assert reserve.bytes == pytest.approx(0.08 * handle.budget_bytes)
     reserve.near_limit = lambda _: True
-    lost = handle._engine.setting.meter.lost_bytes()
+    lost = handle.setting.meter.lost_bytes()
     assert lost is not None
     for _ in range(8):
-        handle._engine.setting.history.forward_over(1)
+        handle.setting.history.forward_over(1)
     assert list(reserve._lost) == [lost] * 8
     assert reserve.minimum_bytes <= reserve.bytes < 0.08 * handle.budget_bytes

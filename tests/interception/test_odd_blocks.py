@@ -17,6 +17,8 @@ from torch.nn.utils import prune
 
 import mimose
 from compare import assert_same_buffers, live_tensors, same
+from mimose.bench.measuring import LatestStep
+from parts import Regimes
 
 
 class Layer(nn.Module):
@@ -62,7 +64,7 @@ def train(
 
 def assert_trains_as_plain(
     make: Callable[[], nn.Module], between: Callable[[nn.Module, int], object] = lambda *_: None
-) -> mimose.reporting.report.Stats:
+) -> mimose.reporting.Stats:
     torch.manual_seed(0)
     plain = make()
     torch.manual_seed(0)
@@ -180,16 +182,20 @@ def test_a_block_that_cannot_be_recomputed_leaves_no_tensor_of_its_trial() -> No
 
 def test_parameters_of_another_dtype_are_another_regime() -> None:
     model = Stack().to(torch.bfloat16)
+    regimes, latest = Regimes(), LatestStep()
     with mimose.auto_checkpoint(model, "64MiB") as handle:
+        handle.subscribe(regimes)
+        handle.subscribe(latest)
         for number, batch in enumerate(batches(30)):
             if number == 15:
                 model.float()
             model(batch.to(model.layers[0].up.weight.dtype)).pow(2).mean().backward()
             model.zero_grad()
             if number == 15:
-                assert handle._engine.scheduler.regime.dtype == "torch.float32"
-                assert not handle._engine._now.last.has_plan  # nothing is known of it
-    assert len(handle._engine.scheduler.to_plain()) == 2
+                assert regimes.entered[-1][0].dtype == "torch.float32"
+                assert latest.record is not None
+                assert latest.record.plan is None  # nothing is known of it
+    assert len(handle.state_dict()["chapters"]) == 2
 
 
 def counts_in_a_tensor(layer: nn.Module) -> None:

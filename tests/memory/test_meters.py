@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
 
-import mimose
 from mimose.errors import ConflictError
 from mimose.memory.meters import (
     CpuMeter,
@@ -22,6 +21,7 @@ from mimose.memory.meters import (
     meter_for,
 )
 from mimose.memory.storage_counter import StorageCounter
+from parts import Assembled
 
 KIB = 1 << 10
 
@@ -196,8 +196,8 @@ class Net(torch.nn.Sequential):
         return sum(p.nbytes for p in self.parameters())
 
 
-def attached(model: Net) -> mimose.api.handle.Mimose:
-    return mimose.auto_checkpoint(model, "1GiB", blocks=torch.nn.Linear)
+def attached(model: Net) -> Assembled:
+    return Assembled(model, "1GiB", blocks=torch.nn.Linear)
 
 
 @pytest.mark.parametrize("at", [0, 1, 4])
@@ -211,7 +211,7 @@ def test_users_dispatch_mode_around_one_step_sees_only_that_step(at: int) -> Non
             assert modes() == [StorageCounter]
         assert handle.stats().peak_bytes >= least
         assert handle.stats().planned_steps > 0
-        read = handle._engine.setting.meter.read
+        read = handle.setting.meter.read
         before = read().in_use
         ballast = take(4)
         assert read().in_use - before == ballast.nbytes

@@ -55,8 +55,8 @@ def test_every_chart_is_drawn(browser: Any, contents: Contents, tmp_path: Path) 
         assert count(browser, f"#{chart}-chart svg") == 1, chart
     assert count(browser, "#map-chart rect.cell") == len(contents.sizes) * len(contents.runs)
     assert count(browser, "#steps-chart line.budget") == 1
-    assert text_of(contents.peak_bytes) in words(browser, "#summary")
-    assert f"{contents.total_steps}" in words(browser, "#summary")
+    assert text_of(contents.summary.peak_bytes) in words(browser, "#summary")
+    assert f"{contents.summary.total_steps}" in words(browser, "#summary")
     assert no_complaints(browser)
 
 

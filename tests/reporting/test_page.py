@@ -71,14 +71,16 @@ def test_mimose_recomputes_less_than_a_static_plan_and_that_less_than_everything
 def test_report_and_statistics_agree_on_the_time_spent_recomputing(
     contents: Contents, recorded: tuple[Path, mimose.Mimose]
 ) -> None:
-    assert 0 < contents.recompute_share < 0.5
-    assert contents.recompute_share == pytest.approx(recorded[1].stats().recompute_share, rel=0.1)
+    assert 0 < contents.summary.recompute_share < 0.5
+    assert contents.summary.recompute_share == pytest.approx(
+        recorded[1].stats().recompute_share, rel=0.1
+    )
 
 
 def test_the_page_is_whole_and_asks_nobody_for_anything(contents: Contents) -> None:
     page = page_of(contents, "run")
     assert not re.findall(r"\{\{(title|style|script|data)\}\}", page)
-    assert data_in(page)["total_steps"] == contents.total_steps
+    assert data_in(page)["total_steps"] == contents.summary.total_steps
 
     class Links(HTMLParser):
         outside: list[str] = []  # noqa: RUF012
@@ -118,7 +120,7 @@ def test_data_for_a_script_element_holds_no_markup() -> None:
 
 def test_markdown_has_a_row_for_every_size(contents: Contents) -> None:
     text = markdown_of(contents, "run")
-    assert f"{contents.total_steps} steps" in text
+    assert f"{contents.summary.total_steps} steps" in text
     largest = contents.sizes[-1]
     assert f"| {largest.label} | {largest.steps} | `{largest.plan}` |" in text
 
@@ -160,8 +162,8 @@ def test_bounds_are_shown_as_bounds_and_under_their_own_size(bounded: Contents) 
     assert [size.label for size in bounded.sizes] == ["4×30", "4×90"]
     assert [size.at_most_as for size in bounded.sizes] == ["4×90", None]
     assert bounded.steps["predicted"][-3:] == [None] * 3
-    assert bounded.mean_excess is not None
-    assert bounded.mean_excess < 0.02
+    assert bounded.summary.mean_excess is not None
+    assert bounded.summary.mean_excess < 0.02
     text = markdown_of(bounded, "run")
     assert re.search(r"\| 4×30 \| 3 \| `KKK` \| ≤ [\d.]+ MiB \(measured at 4×90\)", text)
     assert data_in(page_of(bounded, "run"))["sizes"][0]["at_most_as"] == "4×90"  # type: ignore[index]
@@ -177,12 +179,15 @@ def test_a_run_over_its_budget_is_said_to_be(recording_file: Path) -> None:
     highest = sorted(step.peak_bytes or 0 for step in recording.planned)
     tight = replace(recording.header, budget_bytes=highest[-3])
     contents = contents_of(replace(recording, header=tight))
-    assert contents.steps_over == sum(peak > highest[-3] for peak in highest) > 0
+    assert contents.summary.steps_over == sum(peak > highest[-3] for peak in highest) > 0
     text = markdown_of(contents, "run")
-    assert f"{contents.steps_over} of {len(highest)} planned steps went over the budget" in text
+    assert (
+        f"{contents.summary.steps_over} of {len(highest)} planned steps went over the budget"
+        in text
+    )
     assert "stay under the budget" not in page_of(contents, "run")
     within = contents_of(recording)
-    assert within.steps_over == 0
+    assert within.summary.steps_over == 0
     assert "over the budget" not in markdown_of(within, "run")
 
 

@@ -18,6 +18,7 @@ from loops import interceptors, task, texts, train
 from mimose.reporting.page.contents import contents_of
 from mimose.reporting.reader import read_recording
 from mimose.reporting.recording import Recorder, own_path
+from parts import Regimes
 
 
 def test_a_recording_has_a_line_for_every_step(recorded: tuple[Path, mimose.Mimose]) -> None:
@@ -38,14 +39,13 @@ def test_a_recording_has_a_line_for_every_step(recorded: tuple[Path, mimose.Mimo
 
 
 def test_knowledge_rebuilt_from_a_recording_predicts_as_the_session_did(
-    recorded: tuple[Path, mimose.Mimose],
+    recorded: tuple[Path, mimose.Mimose], known: Regimes
 ) -> None:
-    path, handle = recorded
-    recording = read_recording(path)
+    recording = read_recording(recorded[0])
     rebuilt = recording.cost_model()
     assert rebuilt.ready
     for step in recording.steps:
-        assert rebuilt.predict(step.size) == handle._engine.scheduler.cost_model.predict(step.size)
+        assert rebuilt.predict(step.size) == known.cost_model.predict(step.size)
 
 
 def test_a_recording_tells_when_planning_began(recorded: tuple[Path, mimose.Mimose]) -> None:
@@ -109,13 +109,14 @@ def test_a_second_run_leaves_the_recording_of_the_first_as_it_is(
 
 def test_a_full_disk_ends_the_recording_but_not_the_training() -> None:
     model, batches, budget = task("encoder")
-    with mimose.auto_checkpoint(model, budget, record="/dev/full") as handle:
+    with mimose.auto_checkpoint(model, budget) as handle:
+        recorder = Recorder("/dev/full")
+        handle.subscribe(recorder)
         train(model, batches[:3])
-        assert handle._recorder is not None
         with pytest.warns(
             mimose.MimoseWarning, match="No space left on device. Training continues"
         ):
-            handle._recorder.flush()
+            recorder.flush()
         train(model, batches[3:6])
     assert handle.stats().steps == 6
 
@@ -208,7 +209,7 @@ def test_a_broken_line_is_left_out_and_told(
     assert recording.steps == read_recording(recording_file).steps
     assert recording.unreadable == [7]
     assert recording.remark == "skipped invalid line 7"
-    assert contents_of(recording).total_steps == len(recording.steps)
+    assert contents_of(recording).summary.total_steps == len(recording.steps)
 
 
 def test_a_header_that_was_tampered_with_is_refused(recording_file: Path, tmp_path: Path) -> None:
@@ -257,8 +258,9 @@ def test_a_resumed_run_records_what_it_knew_before(
 
 def test_knowledge_is_of_the_regime_that_the_run_ended_in(tmp_path: Path) -> None:
     model, batches, budget = task("encoder")
-    path = tmp_path / "run.jsonl"
+    path, known = tmp_path / "run.jsonl", Regimes()
     with mimose.auto_checkpoint(model, budget, record=path) as handle:
+        handle.subscribe(known)
         train(model, batches[:12])
         next(model.encoder.layers[0].parameters()).requires_grad_(False)
         train(model, batches[12:])
@@ -266,4 +268,4 @@ def test_knowledge_is_of_the_regime_that_the_run_ended_in(tmp_path: Path) -> Non
     assert "regime" in [event.kind for event in recording.events]
     rebuilt = recording.cost_model()
     for step in recording.steps[-5:]:
-        assert rebuilt.predict(step.size) == handle._engine.scheduler.cost_model.predict(step.size)
+        assert rebuilt.predict(step.size) == known.cost_model.predict(step.size)

@@ -15,7 +15,8 @@ from loops import adamw, bert, counted, labelled, task, texts, train
 from mimose.costs.options import Option
 from mimose.costs.pace import Pace
 from mimose.integrations.metrics import Interval
-from mimose.reporting.report import Stats
+from mimose.reporting import Stats
+from parts import Assembled, Observations
 
 
 def test_explain_before_the_first_step_says_that_nothing_is_known() -> None:
@@ -93,7 +94,7 @@ def test_explained_plan_is_the_one_that_the_batch_then_gets() -> None:
 
         def compare() -> None:
             nonlocal checked
-            stats = handle._stats
+            stats = handle.stats()
             if explained and explained[-1].plan and stats.planned_steps > checked:
                 assert stats.last_plan is not None
                 assert stats.last_real_peak_bytes is not None
@@ -175,16 +176,17 @@ def test_a_size_that_only_a_larger_one_tells_of_is_said_to_be_bounded() -> None:
 
 def test_a_peak_that_is_only_bounded_is_not_logged_as_predicted() -> None:
     model, (long, *_, short) = models.Encoder(), texts([90, 30])
-    with mimose.auto_checkpoint(model, "6GiB") as handle:
+    with Assembled(model, "6GiB") as handle:
+        seen = Observations()
+        handle.subscribe(seen)
         train(model, [long] * 4)
-        assert "mimose/predicted_peak_gib" in Interval().row(handle)
-        cost_model = handle._engine.scheduler.cost_model
-        for seen in [*cost_model._observations()] * 12:  # often enough to do without more
-            cost_model.learn(seen)
+        assert "mimose/predicted_peak_gib" in Interval().row(handle)  # type: ignore[arg-type]
+        for observation in seen.whole * 12:  # often enough to do without more
+            handle.scheduler.learn(observation)
         train(model, [short])
         assert handle.stats().planned_steps == 3
         assert handle.stats().last_predicted_peak_bytes is None
-        assert "mimose/predicted_peak_gib" not in Interval().row(handle)
+        assert "mimose/predicted_peak_gib" not in Interval().row(handle)  # type: ignore[arg-type]
 
 
 def test_largest_batch_fits_with_every_block_recomputed_and_twice_as_much_does_not() -> None:

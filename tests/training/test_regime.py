@@ -18,7 +18,7 @@ import mimose
 import models
 from loops import Batch, bert, labelled, peak_of_plain, texts, tight_budget, train
 from mimose.memory.meters import CpuMeter
-from mimose.reporting.report import Stats
+from mimose.reporting import Stats
 from mimose.training.lookout import Lookout
 from parts import bf16
 

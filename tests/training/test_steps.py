@@ -28,13 +28,14 @@ from loops import (
     peak_of_recomputing,
     task,
     texts,
+    throwing_dice,
     tight_budget,
     train,
 )
 from mimose.estimation.cost_model import CostModel
 from mimose.memory.meters import CpuMeter
 from mimose.memory.reserve import PageReserve
-from parts import Counted
+from parts import Assembled, Counted
 
 
 def assert_trains_as_plain(
@@ -48,10 +49,10 @@ def assert_trains_as_plain(
     under: float = 0.003,
     predictions: bool = True,
     **options: Any,
-) -> mimose.Mimose:
+) -> Assembled:
     """Under random plans losses are bit for bit the same, and predicted peaks are the real ones."""
     plain = copy.deepcopy(model)
-    with mimose.auto_checkpoint(model, budget, planner=Dice()) as handle:
+    with throwing_dice(model, budget) as handle:
         seen = Predictions(handle)
         losses = train(model, batches, after_step=seen, **options)
     assert losses == train(plain, batches, **options)
@@ -78,22 +79,22 @@ def twice_backward(model: nn.Module, batch: Batch, *, retain: bool = True) -> to
 
 def test_what_a_graph_holds_beyond_its_backward_is_predicted() -> None:
     model = models.Encoder(5)
-    with mimose.auto_checkpoint(model, "64MiB", planner=Dice()) as handle:
+    with throwing_dice(model, "64MiB") as handle:
         seen, real = Predictions(handle), []
 
         def both_backwards() -> None:
             seen()
             if handle.stats().planned_steps:
-                stats, meter = handle._stats, handle._engine.setting.meter
-                predicted = stats.last_predicted_peak_bytes
-                real.append(meter.read().peak / predicted if predicted else 0.0)
+                predicted = handle.stats().last_predicted_peak_bytes
+                peak = handle.setting.meter.read().peak
+                real.append(peak / predicted if predicted else 0.0)
 
         train(model, texts(lengths(30)), loss_of=twice_backward, after_step=both_backwards)
     # If all are kept it is one block less than predicted.
     seen.assert_exact(steps=15, plans=8, over=0.15)
     assert len(real) >= 15
     assert max(real) < 1.003
-    again = CostModel.from_plain(handle._engine.scheduler.cost_model.to_plain())
+    again = CostModel.from_plain(handle.scheduler.cost_model.to_plain())
     assert again.retained
 
 
@@ -127,9 +128,10 @@ def test_steps_that_add_to_gradients_are_predicted_as_exactly(set_to_none: bool,
         steps=30,
         over=0.05,  # beyond the lengths seen
     )
-    cost_model = handle._engine.scheduler.cost_model
+    cost_model = handle.scheduler.cost_model
     assert handle.stats().observed_steps <= 12
-    size = handle._engine._now.latest_size
+    size = handle.stats().last_size
+    assert size is not None
     again = CostModel.from_plain(cost_model.to_plain())
     for allocates in (True, False):
         cost_model.allocates = again.allocates = allocates
@@ -420,8 +422,8 @@ class LastButOne(nn.Module):
 def test_a_layer_that_no_loss_uses_is_no_surprise() -> None:
     handle = assert_trains_as_plain(LastButOne(), texts(lengths(30, 60, 130)), steps=20)
     assert handle.stats().observed_steps <= 7
-    assert handle._engine.scheduler.cost_model.reliability.surprises == 0
-    again = CostModel.from_plain(handle._engine.scheduler.cost_model.to_plain())
+    assert handle.scheduler.cost_model.reliability.surprises == 0
+    again = CostModel.from_plain(handle.scheduler.cost_model.to_plain())
     assert again.unused == {(5, 0)}
 
 
@@ -535,7 +537,7 @@ class TwoTasks(Attends):
 def test_gradients_of_two_tasks_are_born_one_after_the_other(first: int) -> None:
     model = TwoTasks(first, 20_000)
     optimizer = torch.optim.AdamW(model.parameters())
-    with mimose.auto_checkpoint(model, "64MiB", planner=Dice()) as handle:
+    with throwing_dice(model, "64MiB") as handle:
         seen = Predictions(handle)
         for number, batch in enumerate(texts(lengths(40, 60, 110))):
             model(batch["input_ids"], number % 2).pow(2).mean().backward()
@@ -579,10 +581,11 @@ def test_layer_that_runs_three_times_is_planned_as_three_runs() -> None:
     plan = handle.stats().last_plan
     assert plan is not None
     assert len(plan.choices) == 3
-    assert (
-        handle.explain(**labelled([60])[0]).blocks
-        == (handle.explain(**labelled([60])[0]).blocks[0],) * 3
-    )
+    batches = labelled([60] * 3)
+    with mimose.auto_checkpoint(model, "64MiB") as explaining:
+        train(model, batches)
+        blocks = explaining.explain(**batches[0]).blocks
+    assert blocks == (blocks[0],) * 3
 
 
 class StochasticDepth(models.Encoder):
@@ -820,7 +823,7 @@ def test_two_dimensions_that_vary_are_learned() -> None:
     dice = lengths(60, 10, 60)
     batches = [texts([length], batch=2 + i % 5)[0] for i, length in enumerate(dice)]
     model = models.Encoder()
-    with mimose.auto_checkpoint(model, "1GiB", planner=Dice()) as handle:
+    with throwing_dice(model, "1GiB") as handle:
         seen = Predictions(handle)
         train(model, batches, after_step=seen)
         assert handle.stats().observed_steps < 20
@@ -836,7 +839,7 @@ def test_gradients_cleared_between_forward_and_backward_are_predicted(
     model.head = nn.Linear(32, outputs)
     model.idle = nn.Linear(100, 100)  # that no loss reaches
     optimizer = torch.optim.AdamW(model.parameters())
-    with mimose.auto_checkpoint(model, "16MiB", planner=Dice()) as handle:
+    with throwing_dice(model, "16MiB") as handle:
         seen = Predictions(handle)
         for number, batch in enumerate(texts(lengths(60, 30, 60))):
             loss = models.loss_of(model, batch)
@@ -852,7 +855,7 @@ def test_gradients_cleared_between_forward_and_backward_are_predicted(
 
 def test_gradients_cleared_late_by_somebody_without_an_optimizer_are_learned() -> None:
     model = models.Encoder()
-    with mimose.auto_checkpoint(model, "16MiB", planner=Dice()) as handle:
+    with throwing_dice(model, "16MiB") as handle:
         seen = Predictions(handle)
         for batch in texts(lengths(40, 30, 60)):
             loss = models.loss_of(model, batch)
@@ -869,7 +872,7 @@ def test_gradients_of_a_group_that_is_cleared_more_often_are_counted() -> None:
     model = nn.Sequential(nn.Embedding(50, 64), *layers, nn.Linear(64, 2))
     last, others = model[7:9], [*model[:7].parameters(), *model[9].parameters()]
     optimizers = torch.optim.AdamW(last.parameters()), torch.optim.AdamW(others)
-    with mimose.auto_checkpoint(model, "64MiB", planner=Dice()) as handle:
+    with throwing_dice(model, "64MiB") as handle:
         seen = Predictions(handle)
         for number, batch in enumerate(texts(lengths(40, 14, 24))):
             model(batch["input_ids"]).pow(2).mean().backward()

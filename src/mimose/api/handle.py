@@ -43,6 +43,7 @@ from mimose.reporting import (
     Explanation,
     Floor,
     Recorder,
+    RunningStats,
     Stats,
     explain_plan,
     handle_html,
@@ -177,7 +178,7 @@ class Mimose:
         )
         self._retrying = False
         self._recorder: Recorder | None = None
-        self._stats = Stats()
+        self._stats = RunningStats()
         self._engine.events.subscribe(self._stats)
         if disabled:
             log.info("MIMOSE_DISABLE is set: the model trains without mimose")

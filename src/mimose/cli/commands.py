@@ -140,7 +140,7 @@ def report(
     _print_remark(file, recording.remark)
     contents = contents_of(recording)
     if as_json:
-        print(json.dumps(asdict(contents)))
+        print(json.dumps(contents.to_plain()))
         return
     _write_report(contents, file, format, target)
 

@@ -7,9 +7,12 @@ and the benchmark need are imported on first use, to keep `import mimose` fast.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mimose.reporting.explain import Floor, explain_plan
+from mimose.reporting.explanation import Explanation
 from mimose.reporting.notebook import handle_html
 from mimose.reporting.recording import Recorder, refuse_unwritable
-from mimose.reporting.report import Explanation, Floor, Stats, explain_plan
+from mimose.reporting.running_stats import RunningStats
+from mimose.reporting.stats import Stats
 
 if TYPE_CHECKING:
     from mimose.reporting.outlook import Outlook
@@ -31,6 +34,7 @@ __all__ = [
     "Recorder",
     "Recording",
     "Row",
+    "RunningStats",
     "Stats",
     "contents_of",
     "explain_plan",

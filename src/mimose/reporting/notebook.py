@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from mimose.units import text_of
 
 if TYPE_CHECKING:
-    from mimose.reporting.report import Explanation, Stats
+    from mimose.reporting.explanation import Explanation
+    from mimose.reporting.stats import Stats
 
 _KEEP, _RECOMPUTE, _FIXED, _PLAN, _OVER = "#3d7fc4", "#e07b29", "#8a919c", "#0b8a7d", "#c22f4a"
 _ON_HOST, _FROM_HOST = "#9bbfe3", "#f2c9a1"

@@ -6,12 +6,14 @@ Joins all packages below. What happens goes to subscribers, which are not known 
 from mimose.training.collector import Collector
 from mimose.training.engine import Engine, Options
 from mimose.training.events import LaterBackward, RunStart, StepRecord, StepStart, Subscriber
+from mimose.training.ranks import Agreement
 from mimose.training.retry import retry_step
 from mimose.training.scheduler import Scheduler
 from mimose.training.setting import Setting, spare_bytes
 from mimose.training.shuttle import Shuttle
 
 __all__ = [
+    "Agreement",
     "Collector",
     "Engine",
     "LaterBackward",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mimose.costs import InputSize, Option, Profile, extra_nanoseconds, peak
@@ -63,12 +63,9 @@ class TimeFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
-    """A whole report."""
+class Summary:
+    """The figures of a run as a whole."""
 
-    header: dict[str, Any]
-    runs: tuple[str, ...]
-    """The block of each run, in forward order."""
     budget_bytes: int
     reserve_bytes: int
     peak_bytes: int
@@ -85,6 +82,16 @@ class Contents:
     """The largest underestimate of a peak, as a share of the real peak."""
     mean_excess: float | None
     """The mean overestimate of peaks, as a share of the real peak."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """A whole report."""
+
+    header: dict[str, Any]
+    summary: Summary
+    runs: tuple[str, ...]
+    """The block of each run, in forward order."""
     x_label: str
     one_way: bool
     """Whether at most one dimension varies, so that charts over sizes can draw lines."""
@@ -94,33 +101,21 @@ class Contents:
     time: TimeFigures | None
     events: tuple[dict[str, Any], ...]
 
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON, with the summary's among the others."""
+        values = asdict(self)
+        return {**values.pop("summary"), **values}
+
 
 def contents_of(recording: Recording) -> Contents:
     """The contents of a report on this run."""
     header, steps = recording.header, recording.steps
     axis = SizeAxis.of([step.size for step in steps])
     outlook = Outlook.of(recording)
-    errors = [
-        (step.predicted_bytes - step.peak_bytes) / step.peak_bytes
-        for step in recording.planned
-        if step.peak_bytes and step.predicted_bytes
-    ]
     return Contents(
         header={name: getattr(header, name) for name in header.__slots__},
+        summary=_summary(recording),
         runs=_runs(recording, outlook, axis),
-        budget_bytes=header.budget_bytes,
-        reserve_bytes=steps[-1].reserve_bytes if steps else 0,
-        peak_bytes=recording.peak_bytes,
-        total_steps=len(steps),
-        observed_steps=len(steps) - len(recording.planned),
-        seconds=steps[-1].at_seconds + steps[-1].milliseconds / 1e3 - steps[0].at_seconds
-        if steps
-        else 0.0,
-        peak_held_bytes=max((step.held_bytes or 0 for step in steps), default=0),
-        steps_over=sum((step.peak_bytes or 0) > header.budget_bytes for step in recording.planned),
-        recompute_share=_recompute_share(recording),
-        worst_shortfall=max(0.0, -min(errors)) if errors else None,
-        mean_excess=sum(max(0.0, e) for e in errors) / len(errors) if errors else None,
         x_label=axis.label,
         one_way=axis.one_way,
         steps=_columns(steps, axis),
@@ -130,6 +125,30 @@ def contents_of(recording: Recording) -> Contents:
             {"step": e.step, "at": e.at_seconds, "kind": e.kind, "text": e.text}
             for e in recording.events
         ),
+    )
+
+
+def _summary(recording: Recording) -> Summary:
+    steps, budget_bytes = recording.steps, recording.header.budget_bytes
+    errors = [
+        (step.predicted_bytes - step.peak_bytes) / step.peak_bytes
+        for step in recording.planned
+        if step.peak_bytes and step.predicted_bytes
+    ]
+    return Summary(
+        budget_bytes=budget_bytes,
+        reserve_bytes=steps[-1].reserve_bytes if steps else 0,
+        peak_bytes=recording.peak_bytes,
+        total_steps=len(steps),
+        observed_steps=len(steps) - len(recording.planned),
+        seconds=steps[-1].at_seconds + steps[-1].milliseconds / 1e3 - steps[0].at_seconds
+        if steps
+        else 0.0,
+        peak_held_bytes=max((step.held_bytes or 0 for step in steps), default=0),
+        steps_over=sum((step.peak_bytes or 0) > budget_bytes for step in recording.planned),
+        recompute_share=_recompute_share(recording),
+        worst_shortfall=max(0.0, -min(errors)) if errors else None,
+        mean_excess=sum(max(0.0, e) for e in errors) / len(errors) if errors else None,
     )
 
 

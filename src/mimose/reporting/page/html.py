@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
@@ -31,7 +30,7 @@ def as_data(values: Any) -> str:
 
 def _packed(contents: Contents) -> dict[str, Any]:
     """Plain values, with curves as columns, because they are most of the page."""
-    values = asdict(contents)
+    values = contents.to_plain()
     for size in values["sizes"]:
         size["curves"] = {
             name: {

@@ -24,29 +24,28 @@ def markdown_of(contents: Contents, title: str) -> str:
 
 
 def _summary(contents: Contents) -> str:
-    header = contents.header
+    header, run = contents.header, contents.summary
     lines = [
         f"{len(contents.runs)} blocks on {header['device_name']}, budget "
-        f"{text_of(contents.budget_bytes)}, planner {header['planner']}, "
+        f"{text_of(run.budget_bytes)}, planner {header['planner']}, "
         f"mimose {header['mimose_version']}, torch {header['torch_version']}",
-        f"{contents.total_steps} steps in {contents.seconds:.1f} s, of which "
-        f"{contents.observed_steps} observed",
-        f"highest peak {text_of(contents.peak_bytes)}, "
-        f"{contents.peak_bytes / contents.budget_bytes:.1%} of the budget",
+        f"{run.total_steps} steps in {run.seconds:.1f} s, of which {run.observed_steps} observed",
+        f"highest peak {text_of(run.peak_bytes)}, "
+        f"{run.peak_bytes / run.budget_bytes:.1%} of the budget",
     ]
-    if contents.total_steps > contents.observed_steps:
+    if run.total_steps > run.observed_steps:
         lines.append(
-            f"recomputing took about {contents.recompute_share:.1%} of the time of planned steps"
+            f"recomputing took about {run.recompute_share:.1%} of the time of planned steps"
         )
-    if contents.steps_over:
-        planned = contents.total_steps - contents.observed_steps
-        lines.append(f"{contents.steps_over} of {planned} planned steps went over the budget")
-    if contents.peak_held_bytes > contents.budget_bytes:
-        lines.append(f"the allocator held {text_of(contents.peak_held_bytes)}, over the budget")
-    if contents.worst_shortfall is not None and contents.mean_excess is not None:
+    if run.steps_over:
+        planned = run.total_steps - run.observed_steps
+        lines.append(f"{run.steps_over} of {planned} planned steps went over the budget")
+    if run.peak_held_bytes > run.budget_bytes:
+        lines.append(f"the allocator held {text_of(run.peak_held_bytes)}, over the budget")
+    if run.worst_shortfall is not None and run.mean_excess is not None:
         lines.append(
-            f"peaks under-predicted by at most {contents.worst_shortfall:.2%}, over-predicted by "
-            f"{contents.mean_excess:.2%} on average"
+            f"peaks under-predicted by at most {run.worst_shortfall:.2%}, over-predicted by "
+            f"{run.mean_excess:.2%} on average"
         )
     return "\n".join(f"- {_plain(line)}" for line in lines)
 

@@ -17,7 +17,7 @@ def draw(contents: Contents, path: Path) -> None:
 
     figure = Figure(figsize=(13, 9), layout="constrained", dpi=150)
     (steps, within), (sizes, blocks) = figure.subplots(2, 2)
-    scale = _Scale(max(contents.budget_bytes, contents.peak_bytes))
+    scale = _Scale(max(contents.summary.budget_bytes, contents.summary.peak_bytes))
     _draw_steps(steps, contents, scale)
     if contents.sizes:
         _draw_within(within, contents, contents.sizes[-1])
@@ -45,7 +45,9 @@ def _draw_steps(axes: Any, contents: Contents, scale: _Scale) -> None:
     for planned, colour, name in ((True, _PLAN, "planned"), (False, _GREY, "observed")):
         shown = [(n, scale(p)) for n, p, plan in rows if p and (plan is not None) == planned]
         axes.plot(*zip(*shown, strict=True) if shown else ([], []), ".", color=colour, label=name)
-    axes.axhline(scale(contents.budget_bytes), color=_BUDGET, linestyle="--", label="budget")
+    axes.axhline(
+        scale(contents.summary.budget_bytes), color=_BUDGET, linestyle="--", label="budget"
+    )
     axes.set(title="Peak of every step", xlabel="step", ylabel=scale.name)
     axes.legend(frameon=False, loc="lower right")
 
@@ -59,7 +61,7 @@ def _draw_within(axes: Any, contents: Contents, size: SizeFigures) -> None:
         times = [0.0, *(seconds * 1e3 for *_, seconds, _ in moments)]
         levels = [scale(size.base_bytes), *(scale(level) for *_, level in moments)]
         axes.plot(times, levels, color=colour, label=name, linewidth=2 if key == "plan" else 1.2)
-    axes.axhline(scale(contents.budget_bytes), color=_BUDGET, linestyle="--")
+    axes.axhline(scale(contents.summary.budget_bytes), color=_BUDGET, linestyle="--")
     bound = f": at most, measured at {size.at_most_as}" if size.at_most_as else ""
     axes.set(
         title=f"Within one step of {size.label}{bound}", xlabel="estimated ms", ylabel=scale.name
@@ -81,7 +83,7 @@ def _draw_sizes(axes: Any, contents: Contents) -> None:
     rows = zip(columns["x"], columns["peak"], columns["plan"], strict=True)
     real = [(x, scale(peak)) for x, peak, plan in rows if x is not None and peak and plan]
     axes.plot(*zip(*real, strict=True) if real else ([], []), ".", color=_PLAN, label="real peaks")
-    axes.axhline(scale(contents.budget_bytes), color=_BUDGET, linestyle="--")
+    axes.axhline(scale(contents.summary.budget_bytes), color=_BUDGET, linestyle="--")
     axes.set(title="Peak against input size", xlabel=contents.x_label, ylabel=scale.name)
     axes.legend(frameon=False)
 

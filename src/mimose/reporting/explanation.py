@@ -1,0 +1,127 @@
+"""The explanation of a plan, as a value. `explain.py` makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from mimose.costs import InputSize, Profile, RunCost
+from mimose.planning import Plan
+from mimose.reporting.notebook import explanation_html
+from mimose.units import text_of
+
+_REMEDY = "raise the budget, use smaller batches, or choose smaller blocks with blocks="
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The plan for a batch of this size, and the costs that lead to it."""
+
+    size: InputSize
+    """The explained input size."""
+    blocks: tuple[str, ...]
+    """The names of the blocks."""
+    budget_bytes: int | None = None
+    """The budget; None for "auto" or a percentage until the first step."""
+    reserve_bytes: int = 0
+    """The part of the budget that plans leave free."""
+    base_bytes: int = 0
+    """Memory in use when the first block starts: parameters, gradients, optimizer state, inputs."""
+    parameter_bytes: int = 0
+    """Size of the parameters."""
+    gradient_bytes: int = 0
+    """Size of all gradients."""
+    profile: Profile | None = None
+    """The cost of each run of a block at this size; None if this size cannot be predicted."""
+    plan: Plan | None = None
+    """Which runs are kept and which are recomputed; None if this size cannot be predicted."""
+    peak_kept_bytes: int | None = None
+    """The peak if all blocks were kept."""
+    peak_recomputed_bytes: int | None = None
+    """The peak if all blocks were recomputed."""
+    at_most_as: InputSize | None = None
+    """The size whose costs and peaks serve as upper bounds; None if they are predictions."""
+    note: str = ""
+    """A remark to read first, for instance that mimose is not attached."""
+    largest_batch: int | None = None
+    """Approximate largest batch of this shape that fits, with every block recomputed."""
+
+    @property
+    def predicted_peak_bytes(self) -> int | None:
+        """The predicted peak under the plan."""
+        return None if self.plan is None else self.base_bytes + self.plan.peak_bytes
+
+    @property
+    def bound_in_words(self) -> str:
+        """Where the upper bounds come from; empty for predictions."""
+        if self.at_most_as is None:
+            return ""
+        return f"measured at {self.at_most_as}: too few sizes were observed to predict this one"
+
+    def __str__(self) -> str:
+        lines = [f"input {self.size}", *([self.note] if self.note else [])]
+        if self.budget_bytes is not None:
+            lines.append(
+                f"budget {text_of(self.budget_bytes)}, including a reserve of "
+                f"{text_of(self.reserve_bytes)}"
+            )
+        lines.append(self._floor_line())
+        if self.profile is not None and self.plan is not None:
+            lines += self._plan_lines(self.profile, self.plan)
+        elif not self.note:
+            lines.append("no prediction for this size yet: its next step is observed")
+        return "\n".join(lines)
+
+    def _floor_line(self) -> str:
+        floor = f"parameters {text_of(self.parameter_bytes)}"
+        if self.base_bytes:
+            other = max(0, self.base_bytes - self.parameter_bytes)
+            floor = (
+                f"in use at the start: {text_of(self.base_bytes)} ({floor}, optimizer state and "
+                f"other {text_of(other)})"
+            )
+        return f"{floor}; gradients {text_of(self.gradient_bytes)}"
+
+    def _repr_html_(self) -> str:
+        return explanation_html(self)
+
+    def _plan_lines(self, profile: Profile, plan: Plan) -> list[str]:
+        assert self.peak_kept_bytes is not None
+        assert self.peak_recomputed_bytes is not None
+        verdict = "fits" if plan.fits else f"DOES NOT FIT: {_REMEDY}"
+        bound = self.at_most_as is not None
+        if bound and not plan.fits:
+            verdict = "may not fit"
+        peak = "peak at most" if bound else "peak"
+        lines = [
+            *([f"upper bounds, {self.bound_in_words}:"] if bound else []),
+            f"{peak} with all blocks kept: {text_of(self.peak_kept_bytes)}, all recomputed: "
+            f"{text_of(self.peak_recomputed_bytes)}, this plan: "
+            f"{text_of(self.base_bytes + plan.peak_bytes)}: {verdict}",
+            f"plan {plan}: {plan.kept} of {len(plan.choices)} kept, "
+            f"{plan.extra_seconds * 1e3:.1f} ms of recompute",
+        ]
+        lines += _block_lines(self.blocks, profile, plan)
+        if self.largest_batch and not bound:
+            lines.append(
+                f"largest batch of this shape with every block recomputed: about "
+                f"{self.largest_batch}"
+            )
+        return lines
+
+
+def _block_lines(blocks: Sequence[str], profile: Profile, plan: Plan) -> Iterator[str]:
+    """The choice and the cost of each block; equal neighbours share a line."""
+    rows = [
+        ("fixed" if run.fixed else option.value, _cost(run))
+        for run, option in zip(profile.runs, plan.choices, strict=True)
+    ]
+    for (choice, cost), group in groupby(zip(blocks, rows, strict=False), key=lambda pair: pair[1]):
+        names = [name for name, _ in group]
+        shown = f"{names[0]} … {names[-1]} ({len(names)} blocks, each)" if names[1:] else names[0]
+        yield f"  {choice:9}  {shown}: {cost}"
+
+
+def _cost(run: RunCost) -> str:
+    return f"saves {text_of(run.saved)}, recompute takes {run.nanoseconds / 1e6:.2f} ms"

@@ -1,0 +1,132 @@
+"""Counts the statistics of a run while it trains."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from mimose.costs import Pace
+from mimose.estimation import CostModel
+from mimose.planning import Plan, PlanCache
+from mimose.reporting.stats import Stats, Times
+from mimose.training import LaterBackward, StepRecord, StepStart, Subscriber
+
+
+class RunningStats(Subscriber):
+    """Statistics from the first step that it is told of."""
+
+    def __init__(self) -> None:
+        self._stats = Stats()
+        self._timer = _StepTimer()
+
+    def step_starts(self, step: StepStart) -> None:
+        stats, reading = self._stats, step.reading
+        self._timer.step_starts(step.planning_seconds)
+        if not stats.steps:  # earlier peaks are not part of this run
+            reading = reading._replace(peak=reading.in_use, peak_held=reading.held)
+        stats.steps += 1
+        stats.last_step.size = step.size
+        stats.last_step.base_bytes = reading.in_use
+        self._note_peaks(reading.peak, reading.peak_held)
+
+    def step_over(self, record: StepRecord) -> None:
+        stats, last = self._stats, self._stats.last_step
+        self._timer.step_over(planned=not record.observed)
+        self._note_peaks(record.peak_bytes or 0, record.peak_held_bytes or 0)
+        last.plan = None if record.observed else record.plan
+        last.predicted_peak_bytes = None if record.is_bound else record.predicted_peak_bytes
+        last.real_peak_bytes = record.real_peak_bytes
+        stats.evictions += record.evictions
+        if record.observed or record.plan is None:
+            stats.observed_steps += 1
+        else:
+            self._planned_step_over(record, record.plan)
+
+    def _planned_step_over(self, record: StepRecord, plan: Plan) -> None:
+        stats = self._stats
+        stats.planned_steps += 1
+        real, predicted = record.real_peak_bytes, record.predicted_peak_bytes
+        if real is not None and predicted is not None and record.comparable:
+            self._note_shortfall(real, predicted)
+        stats.runs_recomputed += plan.recomputed
+        stats.runs_kept += plan.kept
+        self._timer.times.recompute_seconds += plan.extra_seconds
+
+    def later_backward_over(self, later: LaterBackward) -> None:
+        self._note_peaks(later.reading.peak, later.reading.peak_held)
+        if later.real_peak_bytes is None or later.predicted_peak_bytes is None:
+            return
+        self._stats.last_step.real_peak_bytes = later.real_peak_bytes
+        if later.comparable:
+            self._note_shortfall(later.real_peak_bytes, later.predicted_peak_bytes)
+
+    def memory_ran_out(self) -> None:
+        self._stats.recoveries += 1
+
+    def _note_shortfall(self, real: int, predicted: int) -> None:
+        shortfall = (real - predicted) / real
+        self._stats.worst_shortfall = max(self._stats.worst_shortfall, shortfall)
+
+    def _note_peaks(self, peak_bytes: int, peak_held_bytes: int) -> None:
+        self._stats.peak_bytes = max(self._stats.peak_bytes, peak_bytes)
+        self._stats.peak_held_bytes = max(self._stats.peak_held_bytes, peak_held_bytes)
+
+    @property
+    def last_base_bytes(self) -> int:
+        """Memory in use when the first block of the last step started."""
+        return self._stats.last_base_bytes
+
+    def so_far(self) -> Stats:
+        """A copy of what was counted, without the values that other objects hold."""
+        last = replace(self._stats.last_step)
+        return replace(self._stats, times=self._timer.so_far(), last_step=last)
+
+    def filled_in(
+        self,
+        *,
+        cache: PlanCache,
+        cost_model: CostModel,
+        budget_bytes: int | None,
+        reserve_bytes: int | None,
+    ) -> Stats:
+        """A copy with the values that other objects hold."""
+        return replace(
+            self.so_far(),
+            cache_hits=cache.hits,
+            cache_misses=cache.misses,
+            budget_bytes=budget_bytes,
+            reserve_bytes=reserve_bytes,
+            uncertainty=cost_model.reliability.uncertainty,
+            prediction_error=cost_model.error,
+        )
+
+
+class _StepTimer:
+    """Adds up the time of steps, each until the start of the next one, without pauses."""
+
+    def __init__(self) -> None:
+        self.times = Times()
+        self._pace = Pace()
+        self._began: float | None = None
+        self._opened = 0.0
+        self._over: float | None = None
+        """When the last step ended; None while it runs."""
+        self._was_planned = False
+
+    def step_starts(self, planning_seconds: float) -> None:
+        now = time.perf_counter()
+        self._began = now if self._began is None else self._began
+        if self._over is not None:
+            took = self._pace.seconds(self._over - self._opened, now - self._opened)
+            self.times.planned_seconds += took if self._was_planned else 0.0
+        self._opened, self._over = now, None
+        self.times.seconds = now - self._began
+        self.times.planning_seconds += planning_seconds
+
+    def step_over(self, *, planned: bool) -> None:
+        self._over, self._was_planned = time.perf_counter(), planned
+
+    def so_far(self) -> Times:
+        """A copy that includes the last step, if it is over."""
+        last = self._over - self._opened if self._over is not None and self._was_planned else 0.0
+        return replace(self.times, planned_seconds=self.times.planned_seconds + last)
