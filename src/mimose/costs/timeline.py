@@ -40,6 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from mimose.costs.input_size import InputSize
@@ -108,31 +109,40 @@ class RunCost(NamedTuple):
     @property
     def menu(self) -> tuple[OptionCost, ...]:
         """What it costs under each option that it has, the one that holds the most first."""
-        _, forward, entry, saved, spike, back, own, droppable, between, casts, took, fixed = self
-        recomputed = forward if forward > between else between
-        if fixed:  # its backward was never measured apart from others
-            return (OptionCost(Option.KEEP, recomputed, recomputed),)
-        kept, above = max(0, saved - own - droppable), saved + back
-        return (
-            OptionCost(
-                Option.KEEP,
-                spike if spike > between else between,
-                entry - droppable + above,
-                max(0, kept - casts),
-                kept,
-            ),
-            OptionCost(
-                Option.RECOMPUTE,
-                recomputed,
-                entry + (spike if spike > above else above),
-                nanoseconds=took,
-            ),
-        )
+        return _menu_of(self)
 
     def under(self, option: Option) -> OptionCost:
         """Its cost under this option; under its strictest, if it does not have this one."""
-        menu = self.menu
-        return next((cost for cost in menu if cost.option is option), menu[-1])
+        menu = _menu_of(self)
+        for cost in menu:
+            if cost.option is option:
+                return cost
+        return menu[-1]
+
+
+@lru_cache(maxsize=1024)
+def _menu_of(run: RunCost) -> tuple[OptionCost, ...]:
+    """The menu of a run, made once: a planner and the peak of its plan ask for the same."""
+    _, forward, entry, saved, spike, back, own, droppable, between, casts, took, fixed = run
+    recomputed = forward if forward > between else between
+    if fixed:  # its backward was never measured apart from others
+        return (OptionCost(Option.KEEP, recomputed, recomputed),)
+    kept, above = max(0, saved - own - droppable), saved + back
+    return (
+        OptionCost(
+            Option.KEEP,
+            spike if spike > between else between,
+            entry - droppable + above,
+            max(0, kept - casts),
+            kept,
+        ),
+        OptionCost(
+            Option.RECOMPUTE,
+            recomputed,
+            entry + (spike if spike > above else above),
+            nanoseconds=took,
+        ),
+    )
 
 
 SUBTRACTED = ("output_saved", "droppable_input", "shared_casts")
