@@ -123,7 +123,9 @@ class Estimator:
         seen = self._seen.get(observation.size)
         if seen is not None:
             self._seen[observation.size] = seen.timed_as(with_shared_times(observation))
-            self._changed()
+            if self._fit is not None:
+                self._fit.take_times(self.observations)
+            self._predictions.clear()
 
     def _changed(self) -> None:
         self._fit = Fit.of(self.observations) if self._seen else None

@@ -141,6 +141,10 @@ class Fit:
             fixed=fixed,
         )
 
+    def take_times(self, observations: list[StepObservation]) -> None:
+        """The times of the same observations are known now; their bytes are as they were."""
+        self.times = Times.of(observations)
+
     def predict(self, size: InputSize, *, upper_end: bool = False) -> Profile | None:
         """The profile at a size between those seen, or a little beyond; None further out.
 
