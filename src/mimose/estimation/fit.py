@@ -123,11 +123,11 @@ class Fit:
         left_out = _leave_one_out(features, values, coefficients)
         fixed = tuple(run.fixed for run in observations[-1].runs)
         peaks = _peaks(fixed, values)
-        wrong = np.abs(_peaks(fixed, left_out) - peaks) / peaks
         # The smallest and the largest do not count: a fit of the others would have to reach beyond
         # its range for them, as predictions never do.
         volume = values.sum(1)
-        wrong[[int(volume.argmin()), int(volume.argmax())]] = 0
+        inner = sorted({*range(len(values))} - {int(volume.argmin()), int(volume.argmax())})
+        wrong = np.abs(_peaks(fixed, left_out[inner]) - peaks[inner]) / peaks[inner]
         kinked = np.max(np.abs(values - left_out) / peaks[:, :1], axis=0) > _VISIBLE_KINK
         kinked[-1] = False  # no peak depends on the prelude: its best estimate is wanted
         return cls(
@@ -136,7 +136,7 @@ class Fit:
             values=values,
             coefficients=coefficients,
             kinked=kinked,
-            error=float(wrong.max()),
+            error=float(wrong.max(initial=0)),
             times=Times.of(observations),
             fixed=fixed,
         )
@@ -356,4 +356,5 @@ def _peaks(fixed: Sequence[bool], rows: Floats) -> Floats:
     """The peaks of each row, all kept and all recomputed."""
     ends = ([Option.KEEP] * len(fixed), [Option.RECOMPUTE] * len(fixed))
     profiles = (_profile_of(_ANY_SIZE, row, fixed) for row in rows.round().astype(int).tolist())
-    return np.array([[max(1, peak(profile, end)) for end in ends] for profile in profiles], float)
+    peaks = [[max(1, peak(profile, end)) for end in ends] for profile in profiles]
+    return np.array(peaks, float).reshape(-1, len(ends))
