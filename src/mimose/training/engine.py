@@ -188,11 +188,11 @@ class Engine:
     def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
         """How the coming call of a block runs; the first one opens the step."""
         step = self._now.step
-        if step is None or step.over or (block == step.first_block and step.abandoned):
+        if step is None or step.backward.over or (block == step.first_block and step.abandoned):
             self._now.after_broken |= step is not None and step.broken
             step = self._open(args, kwargs)
             step.first_block = block
-        elif step.nesting.has_inner:
+        elif step.nesting.inner:
             step.goes_on()
         return step.direct(block, args, kwargs)
 
