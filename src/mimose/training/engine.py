@@ -693,18 +693,19 @@ class Engine:
 def _record_of(
     step: Step, real_peak: int | None, end: Reading | None, reserve_bytes: int
 ) -> StepRecord:
+    trusted, bounded = step.trusted, step.decision.bounded
     return StepRecord(
         size=step.size,
         plan=step.done_plan if step.has_plan else None,
         new_plan=step.decision.new,
         observed=step.observed or not step.has_plan,
-        predicted_peak_bytes=step.predicted_peak if step.trusted or step.decision.bounded else None,
-        is_bound=step.decision.bounded,
+        predicted_peak_bytes=step.predicted_peak if trusted or bounded else None,
+        is_bound=bounded,
         real_peak_bytes=real_peak,
         peak_bytes=None if end is None else end.peak,
         peak_held_bytes=None if end is None else end.peak_held,
         reserve_bytes=reserve_bytes,
-        comparable=step.comparable and step.trusted,
+        comparable=trusted and step.comparable,
         evictions=0 if step.evictor is None else len(step.evictor.evicted),
         surprises=frozenset(step.surprises),
     )

@@ -265,9 +265,9 @@ class Scheduler:
         cost_model.skips.note(step.calls.skipped)
         if step.calls.out_of_order:
             cost_model.orders_vary()
-        surprises = step.surprises - {Surprise.RUNS_SKIPPED, Surprise.OTHER_ORDER}
-        for surprise in surprises:
-            cost_model.surprised(surprise)
+        for surprise in step.surprises:
+            if surprise not in (Surprise.RUNS_SKIPPED, Surprise.OTHER_ORDER):
+                cost_model.surprised(surprise)
         if step.surprises or step.tried_blocks or not step.trusted or real_rise is None:
             return
         predicted_rise = step.predicted_peak - step.start.in_use
