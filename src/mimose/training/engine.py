@@ -218,7 +218,7 @@ class Engine:
         if self.setting is None:
             self._settle()
         else:
-            self.setting.look_for_replaced(self.model)
+            self.setting.look_for_replaced()
         size = self.size_of(args, kwargs, self.argument_names)
         if step is not None and not step.over:
             if step.abandoned or step.backward.blind:
@@ -236,7 +236,7 @@ class Engine:
         """Observe anew what blocks cost that are no longer what they were."""
         names = self._hooks.rebuilt_blocks()
         if names and self.setting is not None:
-            self.setting.look_for_replaced(self.model, certain=True)
+            self.setting.look_for_replaced(certain=True)
             self.read_observations()
             self.scheduler.forget()
             self._learns_anew = True
