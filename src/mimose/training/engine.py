@@ -358,8 +358,8 @@ class Engine:
         bounded = bool(beside) or self.scheduler.cost_model.any_order
         if bounded:
             decision = replace(decision, cached=replace(decision.cached, exact=False))
-        sure = decision.trusted and not bounded  # else more is only expected
-        if decision.new and sure and len(size.passes) == 1:
+        # Elsewhere more is only expected.
+        if decision.new and decision.trusted and not bounded and len(size.passes) == 1:
             self._tell_if_too_little(size, decision.cached, reading.in_use)
         return decision
 
