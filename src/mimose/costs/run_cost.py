@@ -24,6 +24,7 @@ its weights stay cached until the forwards are over, whether it is kept or not, 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from mimose.costs.options import Option
@@ -94,28 +95,7 @@ class RunCost(NamedTuple):
     @property
     def menu(self) -> tuple[OptionCost, ...]:
         """What it costs under each option that it has, the one that holds the most first."""
-        _, forward, entry, saved, spike, back, own, droppable, between, casts, took, fixed, *_ = (
-            self
-        )
-        recomputed = forward if forward > between else between
-        if fixed:  # its backward was never measured apart from others
-            return (OptionCost(Option.KEEP, recomputed, recomputed),)
-        kept, above = max(0, saved - own - droppable), saved + back
-        return (
-            OptionCost(
-                Option.KEEP,
-                spike if spike > between else between,
-                entry - droppable + above,
-                max(0, kept - casts),
-                kept,
-            ),
-            OptionCost(
-                Option.RECOMPUTE,
-                recomputed,
-                entry + (spike if spike > above else above),
-                nanoseconds=took,
-            ),
-        )
+        return _menu_of(self)
 
     def saved_on_host(self) -> OptionCost | None:
         """Its cost if its activations wait in host memory; None if they cannot, or are none."""
@@ -145,8 +125,36 @@ class RunCost(NamedTuple):
 
         Without a link to the host, it has no option that moves bytes.
         """
-        menu = self.menu
-        return next((cost for cost in menu if cost.option is option), menu[-1])
+        menu = _menu_of(self)
+        for cost in menu:
+            if cost.option is option:
+                return cost
+        return menu[-1]
+
+
+@lru_cache(maxsize=1024)
+def _menu_of(run: RunCost) -> tuple[OptionCost, ...]:
+    """The menu of a run, made once: a planner and the peak of its plan ask for the same."""
+    _, forward, entry, saved, spike, back, own, droppable, between, casts, took, fixed, *_ = run
+    recomputed = forward if forward > between else between
+    if fixed:  # its backward was never measured apart from others
+        return (OptionCost(Option.KEEP, recomputed, recomputed),)
+    kept, above = max(0, saved - own - droppable), saved + back
+    return (
+        OptionCost(
+            Option.KEEP,
+            spike if spike > between else between,
+            entry - droppable + above,
+            max(0, kept - casts),
+            kept,
+        ),
+        OptionCost(
+            Option.RECOMPUTE,
+            recomputed,
+            entry + (spike if spike > above else above),
+            nanoseconds=took,
+        ),
+    )
 
 
 SUBTRACTED = ("output_saved", "droppable_input", "shared_casts")

@@ -255,12 +255,13 @@ class CostModel:
         if self.reliability.suspects(size):
             return True
         estimator = self._own(size)
-        if estimator is None or self._predict(estimator, size) is None:
-            return self._stood_in >= _FEW or not self._is_stood_in_for(size)
-        prediction = estimator.predict(size)
-        if prediction is not None and (prediction.trusted or estimator.ready):
-            return False
-        return estimator.observed < _ENOUGH
+        if estimator is not None:
+            prediction = estimator.predict(size)
+            if prediction is not None and (prediction.trusted or estimator.ready):
+                return False
+            if prediction is not None or estimator.bound(size) is not None:
+                return estimator.observed < _ENOUGH
+        return self._stood_in >= _FEW or not self._is_stood_in_for(size)
 
     def _is_stood_in_for(self, size: InputSize) -> bool:
         """Whether the other kind of step is known well enough to stand in for the coming one."""

@@ -123,7 +123,9 @@ class Estimator:
         seen = self._seen.get(observation.size)
         if seen is not None:
             self._seen[observation.size] = seen.timed_as(with_shared_times(observation))
-            self._changed()
+            if self._fit is not None:
+                self._fit.take_times(self.observations)
+            self._predictions.clear()
 
     def _changed(self) -> None:
         self._fit = Fit.of(self.observations) if self._seen else None
@@ -135,11 +137,14 @@ class Estimator:
 
     def predict(self, size: InputSize) -> Prediction | None:
         """What a size costs; None where neither an observation nor the fit tells."""
-        if size not in self._predictions:
-            if len(self._predictions) >= _MOST_PREDICTIONS:
-                self._predictions.clear()
-            self._predictions[size] = self._predict(size)
-        return self._predictions[size]
+        try:
+            return self._predictions[size]
+        except KeyError:
+            prediction = self._predict(size)
+        if len(self._predictions) >= _MOST_PREDICTIONS:
+            self._predictions.clear()
+        self._predictions[size] = prediction
+        return prediction
 
     def _predict(self, size: InputSize) -> Prediction | None:
         seen, fit, noisy = self._seen.get(size), self._fit, self.noisy
@@ -154,9 +159,7 @@ class Estimator:
             return Prediction(profile, State.SUSPECT)
         if not fit.fair:
             return Prediction(profile, State.LEARNING, fit.error)
-        if fit.below(size) or not fit.covers(size):
-            return Prediction(profile, State.LEARNING)
-        return Prediction(profile)
+        return Prediction(profile) if fit.between(size) else Prediction(profile, State.LEARNING)
 
     def bound(self, size: InputSize) -> Prediction | None:
         """The costs of the next larger size: memory grows with size.

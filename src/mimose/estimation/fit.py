@@ -70,6 +70,7 @@ class Fit:
     fixed: tuple[bool, ...]
     movable: tuple[bool, ...]
     """Whether the input of each run can be moved, by the latest observation."""
+    _any_kinked: bool = field(init=False)
     _low: list[int] = field(init=False)
     _high: list[int] = field(init=False)
     _grows: npt.NDArray[np.bool_] = field(init=False)
@@ -84,6 +85,7 @@ class Fit:
     def __post_init__(self) -> None:
         columns = list(zip(*self.points, strict=True))
         self._low, self._high = [min(c) for c in columns], [max(c) for c in columns]
+        self._any_kinked = bool(self.kinked.any())
         self._grows = self._rising()
         self._capped = ~self.kinked & self._grows
         runs, of_step = len(self.fixed), [False] * _OF_STEP
@@ -126,11 +128,11 @@ class Fit:
         left_out = _leave_one_out(features, values, coefficients)
         fixed = tuple(run.fixed for run in observations[-1].runs)
         peaks = _peaks(fixed, values)
-        wrong = np.abs(_peaks(fixed, left_out) - peaks) / peaks
         # The smallest and the largest do not count: a fit of the others would have to reach beyond
         # its range for them, as predictions never do.
         volume = values.sum(1)
-        wrong[[int(volume.argmin()), int(volume.argmax())]] = 0
+        inner = sorted({*range(len(values))} - {int(volume.argmin()), int(volume.argmax())})
+        wrong = np.abs(_peaks(fixed, left_out[inner]) - peaks[inner]) / peaks[inner]
         kinked = np.max(np.abs(values - left_out) / peaks[:, :1], axis=0) > _VISIBLE_KINK
         kinked[-1] = False  # no peak depends on the prelude: its best estimate is wanted
         return cls(
@@ -139,11 +141,15 @@ class Fit:
             values=values,
             coefficients=coefficients,
             kinked=kinked,
-            error=float(wrong.max()),
+            error=float(wrong.max(initial=0)),
             times=Times.of(observations),
             fixed=fixed,
             movable=tuple(run.input_movable for run in observations[-1].runs),
         )
+
+    def take_times(self, observations: list[StepObservation]) -> None:
+        """The times of the same observations are known now; their bytes are as they were."""
+        self.times = Times.of(observations)
 
     def predict(self, size: InputSize, *, upper_end: bool = False) -> Profile | None:
         """The profile at a size between those seen, or a little beyond; None further out.
@@ -151,9 +157,8 @@ class Fit:
         `upper_end` gives the most that observations give reason to expect, where they scatter.
         """
         point = self.shape.covering_point(size)
-        beyond = self.beyond(size)
         reach = _REACH if self.error > _EXACT_ERROR else _EXACT_REACH
-        if point is None or beyond > reach:
+        if point is None or (beyond := self._beyond(point)) > reach:
             return None
         row: Floats = np.dot(self.shape.features(point), self.coefficients)
         if upper_end:
@@ -195,20 +200,21 @@ class Fit:
     def covers(self, size: InputSize) -> bool:
         return self.beyond(size) == 0
 
-    def below(self, size: InputSize) -> bool:
-        """Whether a size is smaller than all seen in some dimension: a quantity may have a kink on
-        the way there that no observation has shown."""
+    def between(self, size: InputSize) -> bool:
+        """Whether a size lies between those seen. Below them a quantity may have a kink that no
+        observation has shown."""
         point = self.shape.covering_point(size)
-        return point is not None and not _at_most(self._low, point)
+        return point is not None and _at_most(self._low, point) and not self._beyond(point)
 
     def beyond(self, size: InputSize) -> float:
         """How far a size lies beyond the largest seen, as a share of it; inf if it has a dimension
         that never varied."""
         point = self.shape.covering_point(size)
-        if point is None:
-            return math.inf
-        shares = ((x - high) / max(high, 1) for x, high in zip(point, self._high, strict=True))
-        return max(0.0, *shares) if self._high else 0.0
+        return math.inf if point is None else self._beyond(point)
+
+    def _beyond(self, point: Sequence[float]) -> float:
+        shares = [(x - high) / max(high, 1) for x, high in zip(point, self._high, strict=True)]
+        return max(0.0, *shares) if shares else 0.0
 
     def inside(self, size: InputSize) -> bool:
         """Whether a size is of just this shape and between the smallest and the largest seen."""
@@ -245,7 +251,7 @@ class Fit:
 
     def _mind_kinks(self, point: Sequence[float], row: Floats) -> Floats:
         """What a kinked quantity is at most, as far as observations tell."""
-        if not self.kinked.any():
+        if not self._any_kinked:
             return row
         ladder = self._ladder
         if ladder is not None and point[0] <= ladder.at[0]:
@@ -370,4 +376,5 @@ def _peaks(fixed: Sequence[bool], rows: Floats) -> Floats:
     ends = ([Option.KEEP] * len(fixed), [Option.RECOMPUTE] * len(fixed))
     others = [(0, stays, False, 0) for stays in fixed]
     profiles = (_profile_of(_ANY_SIZE, row, others) for row in rows.round().astype(int).tolist())
-    return np.array([[max(1, peak(profile, end)) for end in ends] for profile in profiles], float)
+    peaks = [[max(1, peak(profile, end)) for end in ends] for profile in profiles]
+    return np.array(peaks, float).reshape(-1, len(ends))

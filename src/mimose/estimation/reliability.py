@@ -25,20 +25,17 @@ class Reliability:
 
     def __init__(self) -> None:
         self._shortfalls: deque[float] = deque(maxlen=_WINDOW)
+        self.uncertainty = 0.0
+        """The largest recent excess of a real rise over the predicted one, as a share of that."""
         self._tolerated = _STRANGE
         self.surprises = 0
         self._suspect = False
         self._doubted_peak = False
         self._failed_at: InputSize | None = None
 
-    @property
-    def uncertainty(self) -> float:
-        """The largest recent excess of a real rise over the predicted one, as a share of that."""
-        return max(self._shortfalls, default=0.0)
-
     def suspects(self, size: InputSize) -> bool:
         """Whether a step of this size is to be observed, whatever is predicted of it."""
-        return self._suspect or self.has_failed_at(size)
+        return self._suspect or (self._failed_at is not None and self._failed_at <= size)
 
     @property
     def doubted(self) -> bool:
@@ -55,6 +52,7 @@ class Reliability:
             return
         share = (real_rise - predicted_rise) / predicted_rise
         self._shortfalls.append(max(0.0, share))
+        self.uncertainty = max(self._shortfalls)
         if matters and abs(share) > self._tolerated:
             self._doubted_peak = True
             self.surprised(Surprise.PEAK_HIGHER)

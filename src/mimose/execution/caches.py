@@ -89,9 +89,10 @@ def tensors_in_cache(cache: Any) -> Iterator[torch.Tensor]:
 def output_tensors(out: Any) -> Iterator[torch.Tensor]:
     """The tensors in a model's output, including those in caches."""
     yield from tensors_in(out)
-    values = out.values() if isinstance(out, Mapping) else out
-    if isinstance(out, (Mapping, tuple, list)):
-        for value in values:
+    if isinstance(out, (dict, Mapping)):  # isinstance of Mapping alone is slow
+        out = tuple(out.values())
+    if isinstance(out, (tuple, list)):
+        for value in out:
             if is_cache(type(value)):
                 yield from tensors_in_cache(value)
 

@@ -548,7 +548,9 @@ def _version(tensor: torch.Tensor) -> int:
 def _is_parameter(tensor: torch.Tensor) -> bool:
     """Whether it is a parameter or a view of one, such as a transposed weight."""
     base = tensor._base
-    return isinstance(tensor if base is None else base, torch.nn.Parameter)
+    of = tensor if base is None else base
+    # For a plain tensor the answer is quick: asking whether it is a Parameter runs Python code.
+    return type(of) is not torch.Tensor and isinstance(of, torch.nn.Parameter)
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

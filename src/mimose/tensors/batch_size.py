@@ -40,12 +40,14 @@ def input_size(
     """
     layout: list[tuple[str, int]] = []
     dims: list[int] = []
-    by_position = dict(zip(names, args, strict=False))
-    unnamed = [(str(at), value) for at, value in enumerate(args) if at >= len(names)]
-    by_name = [(n, kwargs[n]) for n in names if n in kwargs and n not in by_position]
-    others = [(name, kwargs[name]) for name in sorted(kwargs) if name not in names]
-    for name, value in (*by_position.items(), *unnamed, *by_name, *others):
-        _collect(name, value, layout, dims)
+    for at, value in enumerate(args):
+        _collect(names[at] if at < len(names) else str(at), value, layout, dims)
+    for name in names[len(args) :]:
+        if name in kwargs:
+            _collect(name, kwargs[name], layout, dims)
+    for name in sorted(kwargs):
+        if name not in names:
+            _collect(name, kwargs[name], layout, dims)
     if not layout:
         raise ArgumentError(
             "the forward got no tensors, so its input has no size: pass "

@@ -27,7 +27,11 @@ class Parameters:
 
     def first(self) -> nn.Parameter | None:
         """The first parameter. Code that replaces parameters usually replaces all of them."""
-        return next(self._iterate(), None)
+        for parameters in self._dicts:
+            for parameter in parameters.values():
+                if parameter is not None:
+                    return parameter
+        return None
 
     def current(self) -> list[nn.Parameter]:
         """All parameters, each once."""

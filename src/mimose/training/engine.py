@@ -193,11 +193,11 @@ class Engine:
     def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
         """How the coming call of a block runs; the first one opens the step."""
         step = self._now.step
-        if step is None or step.over or (block == step.first_block and step.abandoned):
+        if step is None or step.backward.over or (block == step.first_block and step.abandoned):
             self._now.after_broken |= step is not None and step.broken
             step = self._open(args, kwargs)
             step.first_block = block
-        elif step.nesting.has_inner:
+        elif step.nesting.inner:
             step.goes_on()
         return step.direct(block, args, kwargs)
 
@@ -223,7 +223,7 @@ class Engine:
         if self.setting is None:
             self._settle()
         else:
-            self.setting.look_for_replaced(self.model)
+            self.setting.look_for_replaced()
         size = self.size_of(args, kwargs, self.argument_names)
         if step is not None and not step.over:
             if step.abandoned or step.backward.blind:
@@ -241,7 +241,7 @@ class Engine:
         """Observe anew what blocks cost that are no longer what they were."""
         names = self._hooks.rebuilt_blocks()
         if names and self.setting is not None:
-            self.setting.look_for_replaced(self.model, certain=True)
+            self.setting.look_for_replaced(certain=True)
             self.read_observations()
             self.scheduler.forget()
             self._learns_anew = True
@@ -364,8 +364,8 @@ class Engine:
         bounded = bool(beside) or self.scheduler.cost_model.any_order
         if bounded:
             decision = replace(decision, cached=replace(decision.cached, exact=False))
-        sure = decision.trusted and not bounded  # else more is only expected
-        if decision.new and sure and len(size.passes) == 1:
+        # Elsewhere more is only expected.
+        if decision.new and decision.trusted and not bounded and len(size.passes) == 1:
             self._tell_if_too_little(size, decision.cached, reading.in_use)
         return decision
 
@@ -719,18 +719,19 @@ class Engine:
 def _record_of(
     step: Step, real_peak: int | None, end: Reading | None, reserve_bytes: int
 ) -> StepRecord:
+    trusted, bounded = step.trusted, step.decision.bounded
     return StepRecord(
         size=step.size,
         plan=step.done_plan if step.has_plan else None,
         new_plan=step.decision.new,
         observed=step.observed or not step.has_plan,
-        predicted_peak_bytes=step.predicted_peak if step.trusted or step.decision.bounded else None,
-        is_bound=step.decision.bounded,
+        predicted_peak_bytes=step.predicted_peak if trusted or bounded else None,
+        is_bound=bounded,
         real_peak_bytes=real_peak,
         peak_bytes=None if end is None else end.peak,
         peak_held_bytes=None if end is None else end.peak_held,
         reserve_bytes=reserve_bytes,
-        comparable=step.comparable and step.trusted,
+        comparable=trusted and step.comparable,
         evictions=0 if step.evictor is None else len(step.evictor.evicted),
         surprises=frozenset(step.surprises),
     )

@@ -53,7 +53,7 @@ class ModelHooks:
         """Intercept the calls of the model and of these blocks."""
         self.attachment = Attachment(self.model, blocks, self._owner)
         self.agreement = Agreement(self.attachment.interceptors)
-        self._rebuilt = Rebuilt(self.attachment.interceptors)
+        self._rebuilt = Rebuilt(self.model, self.attachment.interceptors)
         self._tripwire = BypassDetector(self.model, blocks)
         self._root.install()
 
@@ -79,4 +79,4 @@ class ModelHooks:
 
     def rebuilt_blocks(self) -> list[str]:
         """The names of blocks that were exchanged for others since this was last asked."""
-        return [] if self._rebuilt is None else self._rebuilt.since_last(self.model)
+        return [] if self._rebuilt is None else self._rebuilt.since_last()

@@ -23,17 +23,14 @@ class Nesting:
         """Whether the steps that this one lies inside of have predictions, too."""
         self.others_peak = 0
         """The highest peak that open steps of other handles are predicted to have."""
-        self._inside: list[weakref.ref[Step]] = []
-
-    @property
-    def has_inner(self) -> bool:
-        return bool(self._inside)
+        self.inner: list[weakref.ref[Step]] = []
+        """The steps of other handles that began since this one last ran."""
 
     def contains(self, step: Step) -> None:
         """The step of another handle begins while this one waits for its backward."""
-        self._inside.append(weakref.ref(step))
+        self.inner.append(weakref.ref(step))
 
     def goes_on(self) -> list[Step]:
-        """The inner steps that began since this one last ran."""
-        inside, self._inside = self._inside, []
-        return [step for ref in inside if (step := ref()) is not None]
+        """The inner steps that began since this one last ran, and are alive."""
+        inner, self.inner = self.inner, []
+        return [step for ref in inner if (step := ref()) is not None]

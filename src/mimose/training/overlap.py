@@ -29,7 +29,8 @@ _GIVEN_UP = 16
 class Overlap:
     """One handle's open step among those of the others."""
 
-    _all: ClassVar[weakref.WeakSet[Overlap]] = weakref.WeakSet()
+    _all: ClassVar[set[weakref.ref[Overlap]]] = set()
+    """Those of all handles that train. Not a WeakSet, whose length takes time in every step."""
 
     def __init__(self) -> None:
         self._step: Step | None = None
@@ -45,11 +46,12 @@ class Overlap:
         self._close()
         if self._device != device:
             self._device = device
-            self._all.add(self)
+            self._all.add(weakref.ref(self, self._all.discard))
         return self._of_others() if len(self._all) > 1 else []
 
     def _of_others(self) -> list[Step]:
-        others = [one for one in self._all if one is not self and one._device == self._device]
+        alive = [one for ref in self._all if (one := ref()) is not None]
+        others = [one for one in alive if one is not self and one._device == self._device]
         return [step for one in others if (step := one._waiting) is not None]
 
     @property
@@ -87,7 +89,7 @@ class Overlap:
         """The handle is detached."""
         self._close()
         self._device = None
-        self._all.discard(self)
+        self._all.discard(weakref.ref(self))
 
     def _close(self) -> None:
         step, self._step = self._step, None

@@ -22,7 +22,8 @@ _NOW_AND_THEN = 64
 class Rebuilt:
     """Tells which blocks were rebuilt since it was last asked; seats of exchanged ones move."""
 
-    def __init__(self, interceptors: Sequence[BlockInterceptor]) -> None:
+    def __init__(self, model: nn.Module, interceptors: Sequence[BlockInterceptor]) -> None:
+        self._model = weakref.ref(model)
         self._interceptors = interceptors
         self._parts = [_parts_of(interceptor.module) for interceptor in interceptors]
         self._told = False
@@ -36,16 +37,16 @@ class Rebuilt:
         self.close = weakref.finalize(self, register_module_module_registration_hook(tell).remove)
         self.close.atexit = False
 
-    def since_last(self, model: nn.Module) -> list[str]:
+    def since_last(self) -> list[str]:
         """The names of blocks that are no longer what they were."""
         self._asked += 1
         if not self._told and self._asked % _NOW_AND_THEN:
             return []
-        self._told = False
+        self._told, model = False, self._model()
         return [
             interceptor.name
             for at, interceptor in enumerate(self._interceptors)
-            if self._look_at(at, interceptor, model)
+            if model is not None and self._look_at(at, interceptor, model)
         ]
 
     def _look_at(self, at: int, interceptor: BlockInterceptor, model: nn.Module) -> bool:

@@ -65,10 +65,14 @@ class Scheduler:
 
     # Before a step
 
-    def turn_to_coming_step(self, setting: Setting) -> None:
-        """Predict for the kind of step that comes now: one that allocates gradients, or not."""
-        gradients = setting.gradients
-        self.cost_model.allocates = gradients.will_be_allocated(gradients.missing())
+    def turn_to_coming_step(self, setting: Setting) -> tuple[bool, ...]:
+        """Predict for the kind of step that comes now: one that allocates gradients, or not.
+
+        Returns which gradients do not exist yet, by a sample.
+        """
+        missing = setting.gradients.missing()
+        self.cost_model.allocates = setting.gradients.will_be_allocated(missing)
+        return missing
 
     def decide(
         self,
@@ -86,27 +90,26 @@ class Scheduler:
         `beside_bytes` while this one is open.
         """
         self._note_failures(setting, reading, broken)
-        self.turn_to_coming_step(setting)
+        missing = self.turn_to_coming_step(setting)
         cost_model = self.cost_model
-        pattern = cost_model.pattern_for(size)
         calm = self.strictness == AS_PLANNED
-        if pattern is None or (calm and cost_model.reliability.suspects(size)):
+        if calm and cost_model.reliability.suspects(size):
             return self._unknown()
-        key = self._key(setting, size, reading, previous_bytes, beside_bytes)
+        key = self._key(setting, size, reading, missing, previous_bytes, beside_bytes)
         cached, new = self.cache.get(key), False
         if cached is None:
-            conditions = self._conditions(setting, pattern, key)
-            cached, new = self._new(setting, pattern, key, conditions), True
+            cached, new = self._new(setting, key), True
             if cached is None:
                 return self._unknown()
+        trusted = cached.trusted
         # A larger size's costs are not this one's, but what fits by them does fit.
-        safe = cached.trusted or (not cached.exact and cached.plan.fits)
+        safe = trusted or (not cached.exact and cached.plan.fits)
         decision = Decision(
             cached,
             key.available_bytes,
             key,
             new,
-            observed=calm and not cached.trusted and cost_model.curious(size),
+            observed=calm and not trusted and cost_model.curious(size),
             evictable=not safe,
         )
         if decision.observed:
@@ -118,10 +121,10 @@ class Scheduler:
         setting: Setting,
         size: InputSize,
         reading: Reading,
+        missing: tuple[bool, ...],
         previous_bytes: int,
         beside_bytes: int,
     ) -> PlanKey:
-        missing = setting.gradients.missing()
         available, least = self._available(setting, reading, previous_bytes)
         cost_model = self.cost_model
         return PlanKey(
@@ -160,14 +163,13 @@ class Scheduler:
             pattern, missing_bytes, key.previous_bytes, key.beside_bytes
         )
 
-    def _new(
-        self, setting: Setting, pattern: Pattern, key: PlanKey, conditions: StepConditions
-    ) -> CachedPlan | None:
+    def _new(self, setting: Setting, key: PlanKey) -> CachedPlan | None:
         """A new plan, ready for use; None if nothing tells what the size costs."""
+        pattern = self.cost_model.pattern_for(key.size)
         prediction = self.cost_model.for_planning(key.size)
-        if prediction is None:
+        if pattern is None or prediction is None:
             return None
-        profile = _as_run(prediction).in_step(conditions)
+        profile = _as_run(prediction).in_step(self._conditions(setting, pattern, key))
         if self._may_use_host(setting, key, profile):
             profile = replace(profile, link=setting.host.link(trusted=prediction.trusted))
             key = key._replace(link=setting.host.version)  # the first to ask has measured it
@@ -284,9 +286,9 @@ class Scheduler:
         cost_model.skips.note(step.calls.skipped)
         if step.calls.out_of_order:
             cost_model.orders_vary()
-        surprises = step.surprises - {Surprise.RUNS_SKIPPED, Surprise.OTHER_ORDER}
-        for surprise in surprises:
-            cost_model.surprised(surprise)
+        for surprise in step.surprises:
+            if surprise not in (Surprise.RUNS_SKIPPED, Surprise.OTHER_ORDER):
+                cost_model.surprised(surprise)
         if step.surprises or step.tried_blocks or not step.trusted or real_rise is None:
             return
         predicted_rise = step.predicted_peak - step.start.in_use

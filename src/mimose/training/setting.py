@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import nn
 
@@ -31,6 +33,7 @@ class Setting:
         choices: frozenset[Option] = frozenset(Option),
     ) -> None:
         self.open = True
+        self._model = weakref.ref(model)
         self.device = device_of(model)
         self._parameters = Parameters(model)
         self._all_parameters = self._parameters.current()
@@ -63,7 +66,7 @@ class Setting:
         """Bytes that a step may rise above its start, if so much is in use then."""
         return self.budget_bytes - self.reserve.bytes - in_use
 
-    def look_for_replaced(self, model: nn.Module, *, certain: bool = False) -> None:
+    def look_for_replaced(self, *, certain: bool = False) -> None:
         """Let go of parameters that others have taken the place of, and see these.
 
         The first tells of all, as a rule; all are looked at now and then, and whether there are
@@ -80,7 +83,9 @@ class Setting:
         same_kind = {type(parameter) for parameter in now} == {type(p) for p in former}
         if same_kind and [id(p) for p in now] != [id(p) for p in former]:
             self._all_parameters = now
-            self.lookout = Lookout(model, self.device)
+            model = self._model()
+            if model is not None:
+                self.lookout = Lookout(model, self.device)
             self.look_again()
 
     def look_again(self) -> None:

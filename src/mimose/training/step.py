@@ -9,7 +9,7 @@ sheltered execution). If nothing is known, every block is recomputed and measure
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +61,8 @@ class Step:
         self.evictor = evictor
         self._transfers = transfers
         self.plan = decision.cached.plan
-        self._choices = dict(decision.cached.choices)
+        self.has_plan = bool(self.plan.choices)
+        self._take(decision.cached.choices)
         self._beside = 0
         """Runs that the plan does not know because no loss uses them."""
         self.calls = CallSequence()
@@ -79,6 +80,11 @@ class Step:
         """Whether memory lost between tensors was looked for after its forward."""
         self._trials: Trials | None = None
         self._follow()
+
+    def _take(self, choices: Mapping[Run, Option]) -> None:
+        """Run as chosen here; the mapping is shared with other steps, and never written to."""
+        self._choices = choices
+        self._last_planned = [*choices][-1] if choices else None
 
     def _follow(self) -> None:
         if self.evictor is not None:
@@ -127,7 +133,7 @@ class Step:
         what the plan had kept by then."""
         surprise = Surprise.RUNS_SKIPPED if self.calls.skipped else Surprise.OTHER_ORDER
         self.surprises.add(surprise)
-        self._choices[run] = Option.RECOMPUTE
+        self._choices = {**self._choices, run: Option.RECOMPUTE}
         self.recompute_the_rest()
 
     def recompute_the_rest(self) -> None:
@@ -150,10 +156,6 @@ class Step:
         """The backward comes to a run that no loss was known to use: no plan knows it."""
         self.cost_model.unused.discard(run)
         self.surprises.add(Surprise.UNKNOWN_RUN)
-
-    @property
-    def _last_planned(self) -> Run | None:
-        return next(reversed(self._choices), None)
 
     def _forward_ends(self, *_: Any) -> None:
         """The last run that the plan knows has returned."""
@@ -196,7 +198,7 @@ class Step:
         if self.collector is None:
             self.size = size
         self.decision = replace(self.decision, cached=cached)
-        self._choices = dict(cached.choices)
+        self._take(cached.choices)
         if self.calls.expects_order:
             to_come = [run for run in self._choices if not self.calls.has_come(run)]
             self.calls.expect(to_come, may_skip=may_skip)
@@ -251,10 +253,6 @@ class Step:
         return self.broken or self.backward.impossible
 
     # What it tells
-
-    @property
-    def has_plan(self) -> bool:
-        return bool(self.plan.choices)
 
     @property
     def observed(self) -> bool:

@@ -116,12 +116,13 @@ def _cheapest(profile: Profile, available: int) -> tuple[Option, ...] | None:
     if profile.tail > available:
         return None
     menus = _menus(profile)
-    can_finish, can_keep_all = _limits(menus, profile, available)
+    can_keep_all = _limits_of_keeping_all(menus, profile, available)
     if min(can_keep_all[0]) >= 0:
         return tuple(menu[0].option for menu in menus)
     beginning = _shortest_beginning(menus, available, can_keep_all)
     if beginning is not None and _nothing_less_fits(menus, profile.head, available, beginning):
         return tuple(menu[-1 if k < beginning else 0].option for k, menu in enumerate(menus))
+    can_finish = _limits_of_finishing(menus, profile, available)
     fronts = [_Front([0], [0], [0], [0], [0])]
     best_time, best_at = _NO_BOUND, (-1, -1)
     if beginning is not None:  # a little over the time of a plan that fits
@@ -177,21 +178,25 @@ def _nothing_less_fits(menus: list[_Menu], head: int, available: int, beginning:
     return not less or sum(held[less - 1 :]) + recomputed.backward_need > available
 
 
-def _limits(
-    menus: list[_Menu], profile: Profile, available: int
-) -> tuple[list[_Limit], list[_Limit]]:
-    """The most bytes that may be held before each run so that the rest can be completed at all,
-    and so that all the rest can be kept."""
-    forward, backward = available - profile.head_forward, available - profile.head_backward
-    finish = keep = forward, backward
-    can_finish, can_keep_all = [finish], [keep]
+def _limits_of_keeping_all(menus: list[_Menu], profile: Profile, available: int) -> list[_Limit]:
+    """The most bytes that may be held before each run so that all the rest can be kept."""
+    limit = available - profile.head_forward, available - profile.head_backward
+    limits = [limit]
     for menu in reversed(menus):
-        keep = _before(menu[0], keep, available)
-        each = [_before(choice, finish, available) for choice in menu]
-        finish = max(limit[0] for limit in each), max(limit[1] for limit in each)
-        can_finish.append(finish)
-        can_keep_all.append(keep)
-    return can_finish[::-1], can_keep_all[::-1]
+        limit = _before(menu[0], limit, available)
+        limits.append(limit)
+    return limits[::-1]
+
+
+def _limits_of_finishing(menus: list[_Menu], profile: Profile, available: int) -> list[_Limit]:
+    """The most bytes that may be held before each run so that the rest can be completed at all."""
+    limit = available - profile.head_forward, available - profile.head_backward
+    limits = [limit]
+    for menu in reversed(menus):
+        each = [_before(choice, limit, available) for choice in menu]
+        limit = max(most for most, _ in each), max(most for _, most in each)
+        limits.append(limit)
+    return limits[::-1]
 
 
 def _before(choice: _Choice, after: _Limit, available: int) -> _Limit:
