@@ -42,6 +42,7 @@ from mimose.planning import Planner
 from mimose.reporting import (
     Explanation,
     Floor,
+    HostStats,
     Recorder,
     RunningStats,
     Stats,
@@ -50,7 +51,7 @@ from mimose.reporting import (
     refuse_unwritable,
 )
 from mimose.tensors import SizeFunction, bytes_of, refuse_other_arguments
-from mimose.training import Engine, Options, Scheduler, Subscriber, retry_step
+from mimose.training import Engine, HostUse, Options, Scheduler, Subscriber, retry_step
 from mimose.units import parse_budget
 
 log = logging.getLogger("mimose")
@@ -244,11 +245,13 @@ class Mimose:
     def stats(self) -> Stats:
         """Statistics of the run so far; print them for a summary."""
         self._engine.read_observations()
+        setting = self._engine.setting
         return self._stats.filled_in(
             cache=self._engine.scheduler.cache,
             cost_model=self._engine.scheduler.cost_model,
             budget_bytes=self.budget_bytes,
-            reserve_bytes=self._engine.setting.reserve.bytes if self._engine.setting else None,
+            reserve_bytes=setting.reserve.bytes if setting else None,
+            host=_host_stats(setting.host) if setting else HostStats(),
         )
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
@@ -336,6 +339,15 @@ class Mimose:
         parameters = list(self._engine.model.parameters())
         trained = bytes_of(p for p in parameters if p.requires_grad)
         return Floor(self.budget_bytes, bytes_of(parameters), trained)
+
+
+def _host_stats(host: HostUse) -> HostStats:
+    host.read_times()
+    return HostStats(
+        moved_bytes=host.moved_bytes,
+        held_bytes=host.held_bytes,
+        stalled_seconds=host.stalled_seconds,
+    )
 
 
 def _other_arguments(size: InputSize, trained: Layout) -> str:

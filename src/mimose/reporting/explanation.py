@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from mimose.costs import InputSize, Profile, RunCost
+from mimose.costs import InputSize, Option, Profile, RunCost, Transfer
 from mimose.planning import Plan
 from mimose.reporting.notebook import explanation_html
 from mimose.units import text_of
@@ -113,14 +113,33 @@ class Explanation:
 
 def _block_lines(blocks: Sequence[str], profile: Profile, plan: Plan) -> Iterator[str]:
     """The choice and the cost of each block; equal neighbours share a line."""
+    moved = {transfer.run: transfer for transfer in plan.transfers}
     rows = [
-        ("fixed" if run.fixed else option.value, _cost(run))
-        for run, option in zip(profile.runs, plan.choices, strict=True)
+        ("fixed" if run.fixed else _WORDS[option], _cost(run) + _way(moved.get(k)))
+        for k, (run, option) in enumerate(zip(profile.runs, plan.choices, strict=True))
     ]
+    width = max((len(choice) for choice, _ in rows), default=0)
     for (choice, cost), group in groupby(zip(blocks, rows, strict=False), key=lambda pair: pair[1]):
         names = [name for name, _ in group]
         shown = f"{names[0]} … {names[-1]} ({len(names)} blocks, each)" if names[1:] else names[0]
-        yield f"  {choice:9}  {shown}: {cost}"
+        yield f"  {choice:{width}}  {shown}: {cost}"
+
+
+_WORDS = {
+    Option.KEEP: "keep",
+    Option.SAVE_ON_HOST: "on the host",
+    Option.RECOMPUTE: "recompute",
+    Option.RECOMPUTE_FROM_HOST: "recompute, input on the host",
+}
+
+
+def _way(transfer: Transfer | None) -> str:
+    """How a transfer is hidden, if there is one."""
+    if transfer is None:
+        return ""
+    behind = transfer.release_before - transfer.run - 1
+    blocks = "1 block" if behind == 1 else f"{behind} blocks"
+    return f"; on the host: {text_of(transfer.moved_bytes)}, hidden behind {blocks}"
 
 
 def _cost(run: RunCost) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from mimose.costs import Pace
 from mimose.estimation import CostModel
 from mimose.planning import Plan, PlanCache
-from mimose.reporting.stats import Stats, Times
+from mimose.reporting.stats import HostStats, Stats, Times
 from mimose.training import LaterBackward, StepRecord, StepStart, Subscriber
 
 
@@ -88,6 +88,7 @@ class RunningStats(Subscriber):
         cost_model: CostModel,
         budget_bytes: int | None,
         reserve_bytes: int | None,
+        host: HostStats,
     ) -> Stats:
         """A copy with the values that other objects hold."""
         return replace(
@@ -96,6 +97,7 @@ class RunningStats(Subscriber):
             cache_misses=cache.misses,
             budget_bytes=budget_bytes,
             reserve_bytes=reserve_bytes,
+            host=host,
             uncertainty=cost_model.reliability.uncertainty,
             prediction_error=cost_model.error,
         )

@@ -32,6 +32,15 @@ class Times:
     planning_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostStats:
+    """What a run has done with host memory."""
+
+    moved_bytes: int = 0
+    held_bytes: int = 0
+    stalled_seconds: float = 0.0
+
+
 @dataclass(slots=True)
 class Stats:
     """Statistics of a run so far; print them for a summary."""
@@ -69,6 +78,8 @@ class Stats:
     """How often memory ran out and a block (or, with `retry`, a step) was run again."""
     evictions: int = 0
     """Kept runs whose activations were dropped in mid-step because memory ran short."""
+    host: HostStats = HostStats()
+    """`moved_bytes`, `host_bytes_held` and `stalled_seconds` in one value."""
     times: Times = field(default_factory=Times)
     """`seconds`, `planned_seconds`, `recompute_seconds` and `planning_seconds` in one value."""
     last_step: LastStep = field(default_factory=LastStep)
@@ -100,6 +111,21 @@ class Stats:
         if not self.planned_seconds:
             return 0.0
         return min(1.0, self.recompute_seconds / self.planned_seconds)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of activations that have left the device for the host so far."""
+        return self.host.moved_bytes
+
+    @property
+    def host_bytes_held(self) -> int:
+        """Host memory that is held for activations."""
+        return self.host.held_bytes
+
+    @property
+    def stalled_seconds(self) -> float:
+        """Time that the device has waited for copies to or from the host."""
+        return self.host.stalled_seconds
 
     @property
     def last_size(self) -> InputSize | None:
@@ -142,6 +168,11 @@ class Stats:
             f"{self.recompute_share:.1%} of the time"
         )
         yield self._peak_line()
+        if self.moved_bytes:
+            yield (
+                f"moved to the host: {text_of(self.moved_bytes)}, {text_of(self.host_bytes_held)} "
+                f"held there; {self.stalled_seconds * 1e3:.1f} ms of waiting for it"
+            )
         if self.recoveries:
             yield f"ran out of memory {_times(self.recoveries)} and recovered"
         if self.evictions:

@@ -6,6 +6,7 @@ Joins all packages below. What happens goes to subscribers, which are not known 
 from mimose.training.collector import Collector
 from mimose.training.engine import Engine, Options
 from mimose.training.events import LaterBackward, RunStart, StepRecord, StepStart, Subscriber
+from mimose.training.host_use import HostUse
 from mimose.training.ranks import Agreement
 from mimose.training.retry import retry_step
 from mimose.training.scheduler import Scheduler
@@ -16,6 +17,7 @@ __all__ = [
     "Agreement",
     "Collector",
     "Engine",
+    "HostUse",
     "LaterBackward",
     "Options",
     "RunStart",

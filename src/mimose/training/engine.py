@@ -325,7 +325,7 @@ class Engine:
             self._enter(regime)
         reading = setting.meter.read()
         setting.history.step_begins(reading)
-        setting.host.step_begins()
+        setting.host.read_times()
         began = time.perf_counter()
         whole = self.scheduler.cost_model.whole(size)
         around = self._overlap.around(setting.device)

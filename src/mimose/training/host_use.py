@@ -31,6 +31,7 @@ class HostUse:
         self.version = 0
         """Changes with what plans should know of the link."""
         self.stalled_seconds = 0.0
+        self._closed = False
 
     @property
     def possible(self) -> bool:
@@ -53,9 +54,9 @@ class HostUse:
         Where predictions are not trusted, kept activations must be there to be evicted, and blocks
         are measured: only the inputs of recomputed blocks may move.
         """
-        if self.possible and self.memory is None:
+        if self.possible and self.memory is None and not self._closed:
             self._begin()
-        if not self.possible:
+        if not self.possible or not self.speed.known:
             return None
         options = self._choices if trusted else self._choices - {Option.SAVE_ON_HOST}
         return Link(self.speed.to_host, self.speed.from_host, self.limit_bytes, options)
@@ -93,7 +94,7 @@ class HostUse:
             "host_memory= or a higher limit on locked memory (ulimit -l) may help"
         )
 
-    def step_begins(self) -> None:
+    def read_times(self) -> None:
         """Read what the copies of earlier steps have shown."""
         if self.memory is not None:
             times = self.memory.stream.times()
@@ -102,6 +103,6 @@ class HostUse:
 
     def close(self) -> None:
         """Give all host memory back."""
+        self._closed = True
         if self.memory is not None:
             self.memory.close()
-        self.limit_bytes = 0
