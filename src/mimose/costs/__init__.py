@@ -23,7 +23,7 @@ from mimose.costs.timeline import (
     peaks_to_come,
     transfers_of,
 )
-from mimose.costs.transfers import Transfer
+from mimose.costs.transfers import Schedule, Transfer
 
 __all__ = [
     "MOST_PASSES",
@@ -40,6 +40,7 @@ __all__ = [
     "Regime",
     "Run",
     "RunCost",
+    "Schedule",
     "StepConditions",
     "StepObservation",
     "Transfer",

@@ -158,13 +158,13 @@ def transfers_of(profile: Profile, costs: Sequence[OptionCost]) -> Schedule:
 
 def peak(profile: Profile, choices: Sequence[Option]) -> int:
     """The peak of a step above its start, if each run does what is chosen for it."""
-    return Moments(profile, choices).peak
+    return Moments(profile, costs_of(profile, choices)).peak
 
 
 def levels(profile: Profile, choices: Sequence[Option]) -> tuple[list[int], int, list[int]]:
     """The bytes in use above the step's start: when each run's forward starts, after the last
     forward, and when the backward comes to each run."""
-    moments = Moments(profile, choices)
+    moments = Moments(profile, costs_of(profile, choices))
     forward = [base + held for base, held in zip(moments.bases, moments.held, strict=True)]
     last = sum(run.boundary for run in profile.runs)
     backward = [
@@ -177,7 +177,7 @@ def levels(profile: Profile, choices: Sequence[Option]) -> tuple[list[int], int,
 def peaks_to_come(profile: Profile, choices: Sequence[Option]) -> tuple[list[int], int, list[int]]:
     """The highest of all moments still to come: from each run's forward on, from the head on, and
     from each run's backward on."""
-    moments = Moments(profile, choices)
+    moments = Moments(profile, costs_of(profile, choices))
     highest = profile.tail
     backward = [highest := max(highest, moment) for moment in moments.backwards]
     highest = head = max(highest, *moments.heads)
@@ -188,16 +188,19 @@ def peaks_to_come(profile: Profile, choices: Sequence[Option]) -> tuple[list[int
 def extra_nanoseconds(profile: Profile, choices: Sequence[Option]) -> int:
     """The time that a plan adds to the step: recomputes, and waiting for transfers."""
     costs = costs_of(profile, choices)
-    recompute = sum(cost.nanoseconds for cost in costs)
-    return recompute + transfers_of(profile, costs).stall_nanoseconds
+    return _extra(costs, transfers_of(profile, costs))
+
+
+def _extra(costs: Sequence[OptionCost], schedule: Schedule) -> int:
+    return sum([cost.nanoseconds for cost in costs]) + schedule.stall_nanoseconds
 
 
 class Moments:
     """Every moment of a step at which it may peak, and the transfers between them."""
 
-    def __init__(self, profile: Profile, choices: Sequence[Option]) -> None:
+    def __init__(self, profile: Profile, costs: Sequence[OptionCost]) -> None:
         runs, count = profile.runs, len(profile.runs)
-        self.costs = costs = costs_of(profile, choices)
+        self.costs = costs
         self.schedule = transfers_of(profile, costs)
         self.bases: list[int] = []
         self.held: list[int] = []
@@ -238,5 +241,4 @@ class Moments:
     @property
     def extra_nanoseconds(self) -> int:
         """The time that the plan adds to the step."""
-        recompute = sum([cost.nanoseconds for cost in self.costs])
-        return recompute + self.schedule.stall_nanoseconds
+        return _extra(self.costs, self.schedule)

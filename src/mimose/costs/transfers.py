@@ -9,8 +9,7 @@ the bytes are back on the device for a short time only. A copy is queued when th
 run begins: the last such moment that is early enough. If even the first is too late, the device
 waits for the rest of the copy.
 
-Copies are taken to be slower than the link by a margin, so that a small error in a time does not
-make the device wait.
+Copies are taken to be slower than the link by a margin (`link.py`).
 """
 
 from __future__ import annotations
@@ -21,9 +20,6 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from mimose.costs.link import Link
-
-_MARGIN = 1.1
-"""The time of a copy in plans, as a multiple of what the link needs."""
 
 
 class Transfer(NamedTuple):
@@ -73,10 +69,10 @@ def _releases(
 ) -> tuple[list[int], int]:
     """The run before which each leaves the device; and how long the device waits for the last."""
     starts = [0, *accumulate(took)]
-    pace, free, releases = _MARGIN / link.to_host, 0, []
+    free, releases = 0, []
     for run, size in moved:
         begins = starts[run + 1]
-        free = (free if free > begins else begins) + int(size * pace)
+        free = (free if free > begins else begins) + link.nanoseconds_to_host(size)
         releases.append(bisect_left(starts, free, run + 1, len(took)))
     return releases, max(0, free - starts[-1])
 
@@ -87,10 +83,10 @@ def _prefetches(
     """The run at whose backward each is fetched; and how long the backwards wait in all."""
     last, whole = len(took) - 1, sum(took)
     ends = list(accumulate(took))
-    pace, latest, prefetches = _MARGIN / link.from_host, whole, []
+    latest, prefetches = whole, []
     for run, size in moved:  # the first run is fetched last
         begins = whole - ends[run]
-        latest = (latest if latest < begins else begins) - int(size * pace)
+        latest = (latest if latest < begins else begins) - link.nanoseconds_from_host(size)
         # Of all backwards that begin no later than that, the one that begins last.
         prefetches.append(min(last, bisect_left(ends, whole - latest, run)))
     return prefetches, max(0, -latest)

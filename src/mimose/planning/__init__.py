@@ -16,6 +16,7 @@ from mimose.planning.planners import (
     RecomputeAll,
     Static,
     planner_named,
+    strictest,
 )
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "RecomputeAll",
     "Static",
     "planner_named",
+    "strictest",
 ]

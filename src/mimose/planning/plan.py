@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mimose.costs import Moments, Option, OptionCost, Profile, Transfer
+from mimose.costs import Moments, Option, OptionCost, Profile, Transfer, costs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Plan:
         A choice to move bytes that cannot be moved is replaced by one that the run has.
         """
         chosen = tuple(map(Option.of, choices))
-        moments = Moments(profile, chosen)
+        moments = Moments(profile, costs_of(profile, chosen))
         transfers, stall = moments.schedule
         seconds = moments.extra_nanoseconds / 1e9
         fits = moments.peak <= available_bytes

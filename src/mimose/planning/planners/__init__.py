@@ -9,6 +9,7 @@ from mimose.planning.planners.greedy_literal import GreedyLiteral
 from mimose.planning.planners.guarded import Guarded
 from mimose.planning.planners.optimal import Optimal
 from mimose.planning.planners.static import Static
+from mimose.planning.planners.strictest import strictest
 from mimose.planning.planners.trivial import KeepAll, RecomputeAll
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "RecomputeAll",
     "Static",
     "planner_named",
+    "strictest",
 ]
 
 _BY_NAME: dict[str, type[Planner]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mimose.costs import Moments, Option, OptionCost, Profile, RunCost, levels
+from mimose.costs import Moments, Option, OptionCost, Profile, RunCost, costs_of, levels
 
 FORWARD, HEAD, RECOMPUTE, BACKWARD, TAIL = "forward", "head", "recompute", "backward", "tail"
 GAP = "gap"
@@ -45,8 +45,8 @@ class _Pen:
 def curve(profile: Profile, choices: Sequence[Option]) -> list[Moment]:
     """The memory of a step in which each run has the option chosen for it."""
     pen, runs = _Pen(), profile.runs
-    moments, (starts, _, entries) = Moments(profile, choices), levels(profile, choices)
-    costs = moments.costs
+    costs, (starts, _, entries) = costs_of(profile, choices), levels(profile, choices)
+    moments = Moments(profile, costs)
     for k, (run, cost, start) in enumerate(zip(runs, costs, starts, strict=True)):
         if run.between_blocks_peak > 0:
             pen.draw(GAP, k, 0.0, start + run.between_blocks_peak)

@@ -1,0 +1,267 @@
+"""Plans that use host memory: which runs move, searched around the scan for all others.
+
+A transfer is in flight while other runs compute, so its cost is not local and the scan alone cannot
+place it. Here the set of runs that are saved on the host is searched, and the scan solves the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, combinations, islice
+
+from mimose.costs import Option, Profile, Schedule
+from mimose.planning.planners.candidates import Candidates, Choices
+from mimose.planning.planners.pareto import Choice, Menu, cheapest, menus_of
+from mimose.planning.planners.strictest import strictest
+
+_QUEUES = (1, 2, 3, 1 << 30)
+"""How many copies may be under way or wait at most, in the sequences that are tried."""
+_LEAST_SCANS, _SCANS = 6, 12_000
+"""How many scans a search may take: at least so many, and in all so many divided by the square of
+the number of runs. About 5 ms for 32 different runs, 30 ms for 96."""
+_ARRANGEMENTS = 40_000
+"""How many sets of saved runs like the best one are looked at, times that square."""
+_TIGHTENINGS = 4
+"""How often a plan with inputs on the host is made anew because it exceeds what is available."""
+_CHANGES = 20_000
+"""How many changes of one or two choices are tried in the end, times that square."""
+
+
+def with_transfers(profile: Profile, available: int, without: Choices | None) -> Choices | None:
+    """The cheapest choices found that use host memory; `without`, the cheapest that do not, if they
+    take hardly more time. None if nothing fits."""
+    if without is not None and not _may_pay(profile, without):
+        return without
+    search = _Search(profile, available)
+    if without is not None:
+        search.candidates.offer(without)
+    for step in (search.save_on_host, search.move_inputs, search.rearrange, search.polish):
+        if not search.candidates.good_enough:
+            step()
+    return search.candidates.best
+
+
+def _may_pay(profile: Profile, without: Choices) -> bool:
+    """Whether some run alone could move in less time than these choices recompute."""
+    runs, link = profile.runs, profile.link
+    assert link is not None
+    least = sum([run.nanoseconds for run, o in zip(runs, without, strict=True) if o.recomputes])
+    after = later = 0
+    for k in reversed(range(len(runs))):
+        run = runs[k]
+        moved = run.saved - run.output_saved
+        if run.input_movable and 0 < run.boundary < moved:
+            moved = run.boundary
+        if moved > 0 and k < len(runs) - 1 and not run.fixed:
+            late = max(0, link.nanoseconds_to_host(moved) - after)
+            if late + max(0, link.nanoseconds_from_host(moved) - later) < least:
+                return True
+        after += run.nanoseconds
+        later += (run.backward_nanoseconds or run.nanoseconds) + run.nanoseconds
+    return False
+
+
+class _Search:
+    """Ways to find better choices."""
+
+    def __init__(self, profile: Profile, available: int) -> None:
+        self._profile, self._available = profile, available
+        self.candidates = Candidates(profile, available)
+        self._menus = menus_of(profile)
+        self._scans_left = max(_LEAST_SCANS, _SCANS // len(profile.runs) ** 2)
+        self._ends = list(accumulate(run.nanoseconds for run in profile.runs))
+
+    # Activations on the host
+
+    def save_on_host(self) -> None:
+        """Try sequences of runs that are saved on the host, then other sets like the best."""
+        best: tuple[list[int], int] | None = None
+        for sequence, count in self._beginnings():
+            if self._solve(sequence[:count]):
+                best = sequence, count
+            if self.candidates.good_enough:
+                break
+        if best is not None:
+            self._shorten(*best)
+
+    def _beginnings(self) -> Iterator[tuple[list[int], int]]:
+        """Sequences and how many runs of each to take: as many as no one waits for, one more, and
+        all, each set once."""
+        sequences = [self._sequence(queue) for queue in _QUEUES]
+        counts = [hidden for _, hidden in sequences]
+        counts += [hidden + 1 for _, hidden in sequences]
+        counts += [len(sequence) for sequence, _ in sequences]
+        tried: set[tuple[int, ...]] = {()}
+        for (sequence, _), count in zip(sequences * 3, counts, strict=True):
+            chosen = tuple(sequence[:count])
+            if chosen not in tried:
+                tried.add(chosen)
+                yield sequence, len(chosen)
+
+    def _sequence(self, queue: int) -> tuple[list[int], int]:
+        """Runs to save on the host, each as early as at most so many copies are under way or wait;
+        and how many of these copies are over when the forwards are."""
+        sequence: list[int] = []
+        over: list[int] = []
+        room = self.candidates.link.host_bytes
+        for k, cost in self.candidates.saved.items():
+            end = self._ends[k]
+            if (len(over) >= queue and over[-queue] > end) or cost.moved > room:
+                continue
+            room -= cost.moved
+            sequence.append(k)
+            begins = max(end, over[-1]) if over else end
+            over.append(begins + self.candidates.link.nanoseconds_to_host(cost.moved))
+        return sequence, sum(end <= self._ends[-1] for end in over)
+
+    def _shorten(self, sequence: list[int], count: int) -> None:
+        """Find the fewest of these runs that reach the same time."""
+        too_few, enough = 0, count
+        while too_few + 1 < enough:
+            middle = (too_few + enough) // 2
+            if self._solve(sequence[:middle], as_good=True):
+                enough = middle
+            else:
+                too_few = middle
+
+    def rearrange(self) -> None:
+        """Save one more run, or another one instead, as long as that is better."""
+        most = _ARRANGEMENTS // len(self._menus) ** 2
+        while any(map(self._solve, islice(self._arrangements(), most))):
+            if self.candidates.good_enough:
+                break
+
+    def _arrangements(self) -> Iterator[Sequence[int]]:
+        """Other sets of runs, those like the best one first."""
+        on_host = self.candidates.on_host()
+        others = [k for k in self.candidates.saved if k not in on_host]
+        for at, k in enumerate(on_host):
+            for instead in (k + 1, k - 1):
+                if instead in others:
+                    yield [*on_host[:at], instead, *on_host[at + 1 :]]
+        for changes in range(1, 4):
+            for changed in combinations(self.candidates.saved, changes):
+                yield sorted(set(on_host).symmetric_difference(changed))
+
+    def _solve(self, on_host: Sequence[int], *, as_good: bool = False) -> bool:
+        """Find better choices, or equally fast ones that move less, if these runs are on the host.
+
+        When bytes come back depends on which runs are recomputed: first on those of the best
+        choices so far; if what follows does not fit, on none, which is never too low.
+        """
+        candidates = self.candidates
+        limit = candidates.least[0] + 1 if as_good else self._worth_it
+        if candidates.least_recompute(on_host) >= limit:
+            return False
+        for recomputed in (candidates.recomputed(), ()):
+            schedule = candidates.schedule(on_host, recomputed)
+            below = limit - schedule.stall_nanoseconds
+            if below <= 0:
+                continue
+            found = self._scan(self._around(schedule), self._available, below)
+            if found is None or candidates.recompute_time(found) >= below:
+                return False
+            if candidates.offer(found):
+                return True
+        return False
+
+    def _scan(self, menus: list[Menu], available: int, below: int) -> Choices | None:
+        """The cheapest choices from these menus; None also if the search has taken long enough."""
+        self._scans_left -= 1
+        if self._scans_left < 0:
+            return None
+        return cheapest(menus, self._profile, available, below)
+
+    def _around(self, schedule: Schedule) -> list[Menu]:
+        """The menus of all runs while these transfers are made."""
+        count = len(self._menus)
+        forward, backward = [0] * (count + 1), [0] * (count + 1)
+        for run, _, release, prefetch in schedule.transfers:
+            cost = self.candidates.saved[run]
+            forward[run + 1] += cost.forward_freed
+            forward[release] -= cost.forward_freed
+            backward[run + 1] += cost.backward_freed
+            backward[prefetch + 1] -= cost.backward_freed
+        in_flight = zip(self._menus, accumulate(forward), accumulate(backward), strict=False)
+        menus = [_raised(menu, *more) if any(more) else menu for menu, *more in in_flight]
+        for run, *_ in schedule.transfers:
+            forward_need, backward_need, *_ = menus[run][0]
+            menus[run] = [Choice(forward_need, backward_need, 0, 0, 0, Option.SAVE_ON_HOST)]
+        return menus
+
+    # Inputs on the host
+
+    def move_inputs(self) -> None:
+        """Let recomputed runs move their inputs, if that saves a recompute."""
+        candidates = self.candidates
+        if not candidates.inputs:
+            return
+        sequences = (self._sequence(queue) for queue in _QUEUES)
+        sets = [candidates.on_host(), *(runs[:hidden] for runs, hidden in sequences), []]
+        sets += [[k] for k in candidates.saved]
+        for on_host in dict.fromkeys(map(tuple, sets)):
+            if found := self._from_inputs(on_host):
+                self._move_fewer(found)
+        if candidates.best is None:
+            candidates.offer(strictest(self._profile, self._available).choices)
+
+    def _from_inputs(self, on_host: Sequence[int]) -> Choices | None:
+        """Better choices in which recomputed runs may have their inputs on the host.
+
+        In the scan an input is away from the end of its forward to its backward. What the timeline
+        then has in excess is taken from the available bytes.
+        """
+        inputs = {k: cost for k, cost in self.candidates.inputs.items() if k not in on_host}
+        freed = sum(cost.moved for cost in inputs.values())
+        if self.candidates.least_recompute(on_host, freed) >= self._worth_it:
+            return None
+        for recomputed in (self.candidates.recomputed(), ()):
+            menus = self._around(self.candidates.schedule(on_host, recomputed))
+            for k, cost in inputs.items():
+                again, freed = menus[k][-1], -cost.moved
+                moved = Choice(*again[:2], freed, freed, again.time, cost.option)
+                menus[k] = [*menus[k], moved]
+            if found := self._tightened(menus):
+                return found
+        return None
+
+    def _tightened(self, menus: list[Menu]) -> Choices | None:
+        """Better choices from these menus; with fewer bytes, as long as the timeline has more."""
+        available = self._available
+        for _ in range(_TIGHTENINGS):
+            found = self._scan(menus, available, self._worth_it)
+            if found is None or self.candidates.offer(found):
+                return found
+            excess = self.candidates.moments(found).peak - self._available
+            if excess <= 0:
+                return None
+            available -= excess
+        return None
+
+    @property
+    def _worth_it(self) -> int:
+        """Choices that take less time than this are worth finding."""
+        return self.candidates.least[0] - self.candidates.negligible
+
+    def _move_fewer(self, choices: Choices) -> None:
+        """Leave as many inputs on the device as fit there, the last ones first."""
+        moving = [k for k, option in enumerate(choices) if option is Option.RECOMPUTE_FROM_HOST]
+        too_few, enough = -1, len(moving)
+        while too_few + 1 < enough:
+            middle = (too_few + enough) // 2
+            fewer = list(choices)
+            for k in moving[middle:]:
+                fewer[k] = Option.RECOMPUTE
+            if self.candidates.offer(tuple(fewer)):
+                enough = middle
+            else:
+                too_few = middle
+
+    def polish(self) -> None:
+        """Change one choice, or two, as long as that is better."""
+        self.candidates.polish(_CHANGES // len(self._menus) ** 2)
+
+
+def _raised(menu: Menu, forward: int, backward: int) -> Menu:
+    """The menu of a run while so many bytes more are in use."""
+    return [Choice(c[0] + forward, c[1] + backward, *c[2:]) for c in menu]
