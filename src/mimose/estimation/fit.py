@@ -15,6 +15,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -371,10 +372,15 @@ def _leave_one_out(features: Floats, values: Floats, coefficients: Floats) -> Fl
 _ANY_SIZE = InputSize((), ())
 
 
-def _peaks(fixed: Sequence[bool], rows: Floats) -> Floats:
+def _peaks(fixed: tuple[bool, ...], rows: Floats) -> Floats:
     """The peaks of each row, all kept and all recomputed."""
-    ends = ([Option.KEEP] * len(fixed), [Option.RECOMPUTE] * len(fixed))
-    others = [(0, stays, False, 0) for stays in fixed]
-    profiles = (_profile_of(_ANY_SIZE, row, others) for row in rows.round().astype(int).tolist())
-    peaks = [[max(1, peak(profile, end)) for end in ends] for profile in profiles]
-    return np.array(peaks, float).reshape(-1, len(ends))
+    peaks = [_peaks_of(fixed, tuple(row)) for row in rows.round().astype(int).tolist()]
+    return np.array(peaks, float).reshape(-1, 2)
+
+
+@lru_cache(maxsize=256)
+def _peaks_of(fixed: tuple[bool, ...], row: tuple[int, ...]) -> tuple[int, int]:
+    """The same of one row. Each fit asks for those of all older observations again."""
+    profile = _profile_of(_ANY_SIZE, row, [(0, stays, False, 0) for stays in fixed])
+    kept, recomputed = [Option.KEEP] * len(fixed), [Option.RECOMPUTE] * len(fixed)
+    return max(1, peak(profile, kept)), max(1, peak(profile, recomputed))

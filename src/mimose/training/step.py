@@ -113,8 +113,11 @@ class Step:
             after = _both(self._transfers.watch(run), after)
         collector = self.collector
         if collector is None:
-            if after is None and not guarded and not option.moves:
-                return KEEP if option is Option.KEEP else RECOMPUTE
+            if after is None and not guarded:
+                if option is Option.KEEP:
+                    return KEEP
+                if option is Option.RECOMPUTE:
+                    return RECOMPUTE
             return Directive(option, guarded=guarded, after=after, mover=mover)
         number = collector.run_begins(run, args, kwargs, keep=option is Option.KEEP)
         return Directive(option, number, collector, self.evictor, guarded, after, mover)
