@@ -24,6 +24,7 @@ from mimose.execution import ForwardEnd, Listener
 from mimose.memory import Clock, Meter, Reading
 from mimose.tensors import Gradients, PreviousOutputs, keeps_graph
 from mimose.training.allocated_gradients import AllocatedGradients
+from mimose.training.boundary_tensors import BoundaryTensors
 from mimose.training.run_observation import RunObservation
 from mimose.training.step_readings import StepReadings
 
@@ -87,15 +88,21 @@ class Collector(Listener):
                 last.forward = reading.peak - last.start_in_use
             self._settle_inputs()
             if self._under_autocast and not (last.kept or last.fixed):
-                left = reading.in_use - last.start_in_use - last.output_bytes
+                left = reading.in_use - last.start_in_use - last.tensors.output_bytes
                 last.casts = max(0, left)
-            if last.saved_outputs:
-                shared = last.pass_outputs_on(args, kwargs)
+            if last.tensors.saved_outputs:
+                shared = last.tensors.pass_outputs_on(args, kwargs)
             self._settle_dropped()
         number = len(self._runs)
-        seen = RunObservation(run, reading.in_use - self._others, reading.in_use)
-        seen.between, seen.shared_inputs, seen.kept = between, shared, keep
-        seen.casts = self._known[run].shared_casts if run in self._known else 0
+        seen = RunObservation(
+            run,
+            start=reading.in_use - self._others,
+            start_in_use=reading.in_use,
+            tensors=BoundaryTensors(shared),
+            kept=keep,
+            between=between,
+            casts=self._known[run].shared_casts if run in self._known else 0,
+        )
         self._runs.append(seen)
         self._look("forward", number, reading.in_use)
         if keep:
@@ -114,7 +121,7 @@ class Collector(Listener):
     def _settle_dropped(self) -> None:
         """What kept runs hold of outputs that the model has dropped by now."""
         for run in self._runs:
-            if run.kept and run.saved_outputs and (dropped := run.dropped_output_bytes):
+            if run.kept and run.tensors.saved_outputs and (dropped := run.dropped_output_bytes):
                 run.held += dropped
                 self.held += dropped
 
@@ -144,27 +151,27 @@ class Collector(Listener):
 
         Not what the first run takes (its caller often holds it), nor what the run before saves.
         """
-        may = len(self._runs) > 1 and not self._runs[-2].output_saved
-        self._runs[-1].settle_inputs(may_be_dropped=may)
+        may = len(self._runs) > 1 and not self._runs[-2].tensors.output_saved
+        self._runs[-1].tensors.settle_inputs(may_be_dropped=may)
 
     # The backward
 
     def awaits_backward(self, run: int) -> None:
-        self._runs[run].awaited = True
+        self._runs[run].backward.awaited = True
 
     def backward_begins(self, run: int) -> None:
-        seen = self._runs[run]
+        backward = self._runs[run].backward
         if self._over:
-            seen.late = True
-            return
-        seen.entered = True
+            backward.late = True
+        else:
+            backward.entered = True
 
     def before_use(self, run: int) -> None:
         if self._over:
             return
         seen = self._runs[run]
         reading = self._enter(seen)
-        seen.active_in_use = reading.in_use
+        seen.backward.active_in_use = reading.in_use
         self._look("backward", run, reading.in_use)
 
     def before_recompute(self, run: int) -> None:
@@ -173,19 +180,19 @@ class Collector(Listener):
             return
         reading = self._enter(seen)
         self._look("backward", run, reading.in_use)
-        seen.active_in_use = self.readings.in_use_now() if self.look else reading.in_use
+        seen.backward.active_in_use = self.readings.in_use_now() if self.look else reading.in_use
         seen.begun = self._clock.mark()
 
     def after_recompute(self, run: int) -> None:
         if self._over:
             return
-        seen, before = self._runs[run], self._runs[run].active_in_use
-        seen.ended = seen.backward_begun = self._clock.mark()
+        seen, before = self._runs[run], self._runs[run].backward.active_in_use
+        seen.ended = seen.backward.begun = self._clock.mark()
         reading = self.readings.read()
-        seen.active_in_use = reading.in_use
+        seen.backward.active_in_use = reading.in_use
         seen.saved, seen.spike = reading.in_use - before, reading.peak - before
         # Detached: with its graph it would be held by its own hooks, if the backward broke off.
-        shared = [t.detach() for ref in seen.shared_inputs if (t := ref()) is not None]
+        shared = [t.detach() for ref in seen.tensors.shared_inputs if (t := ref()) is not None]
         self.readings.borrow(shared)
 
     def backward_ends(self, run: int) -> None:
@@ -234,19 +241,19 @@ class Collector(Listener):
             before = sum(each.held for each in self._runs)
             self._settle_dropped()
             for each in self._runs:
-                each.settle_outputs()
+                each.tensors.settle_outputs()
             self.held = sum(each.held for each in self._runs)
             gone = self._previous_outputs.freed_bytes() + self.gradients.backward_begins()
             levels.previous = gone
             levels.head_backward = reading.peak - self._base - before + self._away + gone
         else:
             self._leave(reading)
-        seen.gradients = self.gradients.so_far()
-        level = reading.in_use - self._others + levels.previous - seen.gradients
+        gradients = seen.backward.gradients = self.gradients.so_far()
+        level = reading.in_use - self._others + levels.previous - gradients
         # Its own outputs that it saves are gone by now in a step in which it is recomputed.
-        seen.entry = level - (seen.saved - seen.held if seen.kept else 0)
+        seen.backward.entry = level - (seen.saved - seen.held if seen.kept else 0)
         self._latest = seen
-        seen.backward_begun = self._clock.mark()
+        seen.backward.begun = self._clock.mark()
         return reading
 
     def _leave(self, reading: Reading) -> None:
@@ -254,8 +261,9 @@ class Collector(Listener):
         latest = self._latest
         if latest is None:
             return
-        latest.back = max(latest.back, reading.peak - latest.active_in_use)
-        latest.backward_ended = self._clock.mark()
+        backward = latest.backward
+        backward.peak = max(backward.peak, reading.peak - backward.active_in_use)
+        backward.ended = self._clock.mark()
         if latest.held and not keeps_graph():
             self.held -= latest.held
             latest.held = 0
@@ -267,7 +275,7 @@ class Collector(Listener):
             return
         if self._latest is not None:
             self._leave(reading)
-        first = self._used[0].gradients if self._used else 0
+        first = self._used[0].backward.gradients if self._used else 0
         levels.tail = reading.peak - self._others + levels.previous - first
 
     # What came of it
@@ -299,7 +307,7 @@ class Collector(Listener):
     def without_backward(self) -> frozenset[Run]:
         """The runs of passes that had no backward at all, and were not known to have none: the
         step is no example."""
-        used = {run.run[1] for run in self._runs if not run.unused or run.late}
+        used = {run.run[1] for run in self._runs if not run.unused or run.backward.late}
         others = {run.run for run in self._runs if run.run[1] not in used}
         return frozenset(others - self._known_unused)
 
@@ -313,7 +321,7 @@ class Collector(Listener):
         """The step's runs, and the gradients allocated before each and in all, if any were."""
         if not self.gradients.counts or not self._over:
             return None
-        before = tuple(run.gradients for run in self._used)
+        before = tuple(run.backward.gradients for run in self._used)
         return self.pattern, before, self.gradients.so_far()
 
     @property
@@ -344,7 +352,7 @@ class Collector(Listener):
                 levels.tail or 0,
                 before,
             ),
-            gradients_allocated=tuple(run.gradients for run in self._used),
+            gradients_allocated=tuple(run.backward.gradients for run in self._used),
             all_gradients_allocated=self.gradients.so_far(),
             allocates=self.gradients.most,
             retained=self._retained,
@@ -407,7 +415,7 @@ class Collector(Listener):
         return 0.0 if run.ended is None else self._clock.seconds(run.begun, run.ended)
 
     def _backward_seconds(self, run: RunObservation) -> float | None:
-        begun, ended = run.backward_begun, run.backward_ended
+        begun, ended = run.backward.begun, run.backward.ended
         return 0.0 if begun is None or ended is None else self._clock.seconds(begun, ended)
 
     @property

@@ -18,8 +18,8 @@ from mimose.execution import (
 )
 from mimose.interception import BlockInterceptor
 from mimose.tensors import argument_tensors, new_bytes
+from mimose.training.boundary_tensors import bytes_of_storages
 from mimose.training.collector import Collector
-from mimose.training.run_observation import bytes_of_storages
 
 
 class Shuttle(Collector):
