@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 import mimose
-from mimose.api import pip_command
-from mimose.cli.main import INTERRUPTED, PURPOSE
-from mimose.errors import ArgumentError, MimoseError
-from mimose.reporting import Recording, is_recording, read_recording, refuse_file, refuse_folder
+from mimose.cli.main import PURPOSE
+from mimose.cli.outputs import need_matplotlib, print_remark, print_status
+from mimose.cli.report import Format, write_report
+from mimose.cli.user_errors import guarded
+from mimose.errors import ArgumentError
+from mimose.reporting import refuse_file
 from mimose.units import typed_budget
 
 app = typer.Typer(
@@ -30,49 +30,9 @@ app = typer.Typer(
 )
 
 
-class Format(str, Enum):
-    """File format of a report."""
-
-    html = "html"
-    md = "md"
-    png = "png"
-
-
 def run(words: Sequence[str]) -> int:
     """Run a command and return its exit status."""
     return guarded(app, words, "mimose")
-
-
-def guarded(commands: typer.Typer, words: Sequence[str], program: str) -> int:
-    """Run one of these commands; report user errors in one line on stderr."""
-    try:
-        status = commands(args=list(words), prog_name=program, standalone_mode=False)
-    except (MimoseError, OSError) as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        return _refused(program, _message(error))
-    except typer.Abort:
-        raise KeyboardInterrupt from None
-    except Exception as error:
-        if not hasattr(error, "format_message"):  # not a click error
-            raise
-        if not error.format_message():  # without arguments click has printed the help
-            return 0
-        return _refused(program, f"{error.format_message()} Try: {program} --help")
-    if status == INTERRUPTED:  # newer versions of click turn Ctrl-C into an exit
-        raise KeyboardInterrupt
-    return status if isinstance(status, int) else 0
-
-
-def _refused(program: str, message: str) -> int:
-    print(f"{program}: {message}", file=sys.stderr)
-    return 2
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {(error.strerror or 'cannot be used').lower()}"
-    return str(error)
 
 
 def _version(wanted: bool) -> None:
@@ -109,107 +69,7 @@ def report(
 
     The page is one file and needs no network. For benchmark results, md and png write a folder.
     """
-    first = _first_line(file)
-    to_terminal = str(output) == "-"
-    if output is not None and output.exists() and output.samefile(file):
-        raise ArgumentError(f"--output {output} is the input file: name another one")
-    if first.startswith('{"kind":'):
-        if as_json or (to_terminal and format is not Format.html):
-            raise ArgumentError(
-                f"{file} contains benchmark results, which can be written as a page (html) or a "
-                "folder (md, png), but not to the terminal or as --json. The file itself is JSON, "
-                "one object per line"
-            )
-        _report_on_benchmark(file, format, output)
-        return
-    if to_terminal and format is Format.png and not as_json:
-        raise ArgumentError("a picture cannot be written to the terminal: name a file with -o")
-    if not is_recording(first) and first:
-        raise ArgumentError(
-            f"{file} is neither a recording nor benchmark results: record a run with "
-            'auto_checkpoint(..., record="run.jsonl"), or run mimose bench'
-        )
-    from mimose.reporting import contents_of
-
-    target = output or file.with_suffix(f".{format.value}")
-    if not (as_json or to_terminal):
-        refuse_file(target, "--output", like=f"run.{format.value}")
-        if format is Format.png:
-            _need_matplotlib(target)
-    recording = _with_steps(read_recording(file), file)
-    _print_remark(file, recording.remark)
-    contents = contents_of(recording)
-    if as_json:
-        print(json.dumps(contents.to_plain()))
-        return
-    _write_report(contents, file, format, target)
-
-
-def _write_report(contents: Any, file: Path, format: Format, target: Path) -> None:
-    from mimose.reporting import markdown_of, page_of
-
-    if format is Format.png:
-        from mimose.reporting.page.picture import draw
-
-        draw(contents, target)
-        _print_status(f"wrote {target}")
-    else:
-        make = page_of if format is Format.html else markdown_of
-        _write(make(contents, f"mimose: {file.stem}"), target)
-
-
-def _write(text: str, target: Path) -> None:
-    """Write to a file, or to standard output if `target` is "-"."""
-    if str(target) == "-":
-        print(text, end="")
-        return
-    target.write_text(text, encoding="utf-8")
-    _print_status(f"wrote {target}")
-
-
-def _report_on_benchmark(file: Path, format: Format, output: Path | None) -> None:
-    from mimose.bench.extras import BenchError
-
-    try:
-        if format is Format.html:
-            from mimose.bench.page import benchmark_page
-
-            target = output or file.with_suffix(".html")
-            if str(target) != "-":
-                refuse_file(target, "--output", like="bench.html")
-            _write(benchmark_page(file, f"mimose bench: {file.stem}"), target)
-        else:
-            from mimose.bench.report import write_report
-
-            folder = output or file.with_suffix("")
-            refuse_folder(folder, "--output")
-            _print_status(f"wrote {write_report([file], folder)}")
-    except BenchError as error:
-        raise ArgumentError(str(error)) from None
-
-
-def _need_matplotlib(picture: Path) -> None:
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError:
-        raise ArgumentError(
-            f"this needs matplotlib: {pip_command('bench', 'matplotlib')}"
-        ) from None
-    formats = FigureCanvasBase.get_supported_filetypes()
-    if picture.suffix.lower().removeprefix(".") not in formats:
-        known = ", .".join(sorted(formats))
-        raise ArgumentError(f"{picture}: the file name of a picture must end in one of .{known}")
-
-
-def _first_line(file: Path) -> str:
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        return lines.readline(65536)
-
-
-def _with_steps(recording: Recording, file: Path) -> Recording:
-    if not recording.steps:
-        raise ArgumentError(f"{file} has no finished steps yet: train a little longer")
-    return recording
+    write_report(file, format, output, as_json=as_json)
 
 
 @app.command(
@@ -246,9 +106,9 @@ def plan(
 
     if plot is not None:
         refuse_file(plot, "--plot", like="plan.png")
-        _need_matplotlib(plot)
+        need_matplotlib(plot)
     question = Question.about(file, planner, _in_bytes(floor, "--floor") if floor else None)
-    _print_remark(file, question.remark)
+    print_remark(file, question.remark)
     weights = question.weights(lengths, samples=samples)
     forecast = question.forecast(weights, [_in_bytes(text) for text in budget or []])
     if plot is not None:
@@ -262,7 +122,7 @@ def plan(
 
     Console().print(forecast_table(forecast))
     if plot is not None:
-        _print_status(f"wrote {plot}")
+        print_status(f"wrote {plot}")
 
 
 def _in_bytes(text: str, option: str = "--budget") -> int:
@@ -306,7 +166,7 @@ def compare(
     budgets = [_in_bytes(text) for text in budget or []]
     files = run_comparison(file, size or [], budgets, time_limit, output, as_json, trace)
     for written in files:
-        _print_status(f"wrote {written}")
+        print_status(f"wrote {written}")
 
 
 @app.command(
@@ -343,7 +203,7 @@ def trace(
     recorded = tracing.load_or_record(source, device)
     if records:
         write_trace(recorded, output)
-        _print_status(f"wrote {output}")
+        print_status(f"wrote {output}")
     comparison = tracing.compare(recorded, heuristics)
     if as_json:
         print(json.dumps(comparison.to_plain()))
@@ -371,7 +231,7 @@ def demo(
         print(json.dumps(outcome.to_plain()))
     else:
         comparison.print_outcome(outcome)
-    _print_status(f"\nReport on the mimose run: {comparison.write_page(output, outcome)}")
+    print_status(f"\nReport on the mimose run: {comparison.write_page(output, outcome)}")
 
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
@@ -384,13 +244,3 @@ def doctor(words: Annotated[list[str] | None, typer.Argument(hidden=True)] = Non
 def bench(words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
     """Benchmark training under a memory budget on this machine."""
     raise ArgumentError("the benchmark is not part of this installation: run it from a clone")
-
-
-def _print_remark(file: Path, remark: str) -> None:
-    if remark:
-        _print_status(f"{file}: {remark}")
-
-
-def _print_status(line: str) -> None:
-    """Print to stderr: standard output is for results."""
-    print(line, file=sys.stderr)

@@ -83,7 +83,7 @@ def _bench(words: list[str]) -> int:
     except BenchError as error:
         print(f"mimose bench: {error}", file=sys.stderr)
         return 2
-    from mimose.cli.commands import guarded
+    from mimose.cli.user_errors import guarded
 
     return guarded(app, words, "mimose bench")
 

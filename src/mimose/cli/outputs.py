@@ -1,0 +1,43 @@
+"""Where commands write: results to files or standard output, remarks to stderr."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mimose.api import pip_command
+from mimose.errors import ArgumentError
+
+
+def write(text: str, target: Path) -> None:
+    """Write to a file, or to standard output if `target` is "-"."""
+    if str(target) == "-":
+        print(text, end="")
+        return
+    target.write_text(text, encoding="utf-8")
+    print_status(f"wrote {target}")
+
+
+def print_remark(file: Path, remark: str) -> None:
+    """Print what there is to say about an input file, if anything."""
+    if remark:
+        print_status(f"{file}: {remark}")
+
+
+def print_status(line: str) -> None:
+    """Print to stderr: standard output is for results."""
+    print(line, file=sys.stderr)
+
+
+def need_matplotlib(picture: Path) -> None:
+    """Raise unless matplotlib is there and can draw to a file of this name."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        raise ArgumentError(
+            f"this needs matplotlib: {pip_command('bench', 'matplotlib')}"
+        ) from None
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if picture.suffix.lower().removeprefix(".") not in formats:
+        known = ", .".join(sorted(formats))
+        raise ArgumentError(f"{picture}: the file name of a picture must end in one of .{known}")

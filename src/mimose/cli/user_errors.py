@@ -1,0 +1,43 @@
+"""Run a command, and report what its user can put right in one line on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from mimose.cli.main import INTERRUPTED
+from mimose.errors import MimoseError
+
+
+def guarded(commands: typer.Typer, words: Sequence[str], program: str) -> int:
+    """Run one of these commands; report user errors in one line on stderr."""
+    try:
+        status = commands(args=list(words), prog_name=program, standalone_mode=False)
+    except (MimoseError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        return _refused(program, _message(error))
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # not a click error
+            raise
+        if not error.format_message():  # without arguments click has printed the help
+            return 0
+        return _refused(program, f"{error.format_message()} Try: {program} --help")
+    if status == INTERRUPTED:  # newer versions of click turn Ctrl-C into an exit
+        raise KeyboardInterrupt
+    return status if isinstance(status, int) else 0
+
+
+def _refused(program: str, message: str) -> int:
+    print(f"{program}: {message}", file=sys.stderr)
+    return 2
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {(error.strerror or 'cannot be used').lower()}"
+    return str(error)
