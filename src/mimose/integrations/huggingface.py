@@ -10,11 +10,9 @@ So `enable` also wraps three methods of the given trainer: `train`, `training_st
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, MutableMapping
 from pathlib import Path
 from typing import Any, final
 
@@ -24,21 +22,18 @@ from mimose.api import Mimose, refuse_options, switched_off
 from mimose.errors import ArgumentError, ConflictError
 from mimose.integrations import missing
 from mimose.integrations.companion import Companion
-from mimose.interception import Selector, find_blocks
+from mimose.integrations.method_wrapper import MethodWrapper
+from mimose.interception import Selector
 from mimose.planning import Planner
 from mimose.reporting import Explanation, Stats
 from mimose.tensors import SizeFunction
 
 try:
-    from accelerate.utils import DynamoBackend  # type: ignore[import-untyped]
-    from transformers import (
-        Trainer,
-        TrainerCallback,
-        TrainerControl,
-        TrainerState,
-        TrainingArguments,
-    )
-    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_utils import get_last_checkpoint
+
+    from mimose.integrations.block_compilation import blocks_compiled_instead, blocks_of
+    from mimose.integrations.trainer_callback import AttachingCallback, checkpoint_folder
 except ImportError as error:
     raise missing("transformers with accelerate", "hf") from error
 
@@ -95,9 +90,9 @@ def enable(
     refuse_options(memory_budget, **options)
     if not switched_off():
         _refuse_data_parallel(trainer.args)
-        _blocks_of(trainer.model, options)
+        blocks_of(trainer.model, options)
     former = vars(trainer).get("train")
-    if isinstance(former, _Wrapper):
+    if isinstance(former, MethodWrapper):
         log.info("mimose was already enabled for this trainer: this call replaces the old one")
         former.owner.disable()
     return Enabled(trainer, memory_budget, options)
@@ -111,12 +106,12 @@ class Enabled:
         self._trainer = trainer
         self._options = options
         self._companion = Companion(memory_budget, **options)
-        self._callback = _Callback(self._companion)
+        self._callback = AttachingCallback(self._companion)
         trainer.add_callback(self._callback)
         self._wrappers = [
-            _Wrapper(self, trainer, "train", self._train),
-            _Wrapper(self, trainer, "training_step", self._training_step),
-            _Wrapper(self, trainer, "log", self._log),
+            MethodWrapper(self, trainer, "train", self._train),
+            MethodWrapper(self, trainer, "training_step", self._training_step),
+            MethodWrapper(self, trainer, "log", self._log),
         ]
 
     def __repr__(self) -> str:
@@ -154,7 +149,7 @@ class Enabled:
             folder = get_last_checkpoint(self._trainer.args.output_dir)  # type: ignore[no-untyped-call]
         if folder:
             self._companion.load(Path(folder))
-        with _blocks_compiled_instead(self._trainer, self._callback, self._options):
+        with blocks_compiled_instead(self._trainer, self._callback, self._options):
             try:
                 return plain(resume_from_checkpoint, *args, **more)
             finally:
@@ -182,44 +177,8 @@ class Enabled:
         return plain(logs, *args, **more)
 
 
-class _Callback(TrainerCallback):
-    """Attaches when training begins, saves the state with each checkpoint, detaches at the end."""
-
-    def __init__(self, companion: Companion) -> None:
-        self._companion = companion
-        self.before_attaching: Callable[[nn.Module], None] = lambda model: None
-
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        **_: Any,
-    ) -> None:
-        assert model is not None
-        if args.gradient_checkpointing and not (self._companion.attached or switched_off()):
-            log.warning(
-                "gradient_checkpointing=True: mimose decides for each batch which layers are "
-                "recomputed, instead of recomputing all of them"
-            )
-        self.before_attaching(model)
-        self._companion.begin(model)
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        if args.should_save:
-            self._companion.save(_checkpoint_folder(args, state))
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        self._companion.end()
-
-
 @final
-class MimoseCallback(_Callback):
+class MimoseCallback(AttachingCallback):
     """mimose as a callback: `callbacks=[MimoseCallback(memory_budget="20GiB")]`.
 
     Prefer `enable`, because a callback cannot wrap the training step. With the callback
@@ -283,7 +242,7 @@ class MimoseCallback(_Callback):
             _refuse_data_parallel(args)
             _refuse_compiled(args)
         if state.global_step:
-            self._companion.load(_checkpoint_folder(args, state))
+            self._companion.load(checkpoint_folder(args, state))
         super().on_train_begin(args, state, control, model)
 
     def on_log(
@@ -298,70 +257,6 @@ class MimoseCallback(_Callback):
             row = self._companion.row()
             logs.update(row)
             state.log_history[-1].update(row)
-
-
-class _Wrapper:
-    """Replaces one method of one trainer until `remove`."""
-
-    def __init__(
-        self, owner: Enabled, trainer: Trainer, name: str, replacement: Callable[..., Any]
-    ) -> None:
-        self.owner = owner
-        self._attributes, self._name = vars(trainer), name
-        self._former = self._attributes.get(name)
-        plain = getattr(trainer, name)
-        self._call = functools.partial(replacement, plain)
-        functools.update_wrapper(self, plain)
-        self._attributes[name] = self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
-
-    def remove(self) -> None:
-        if self._attributes.get(self._name) is not self:  # wrapped again by something else
-            return
-        if self._former is None:
-            del self._attributes[self._name]
-        else:
-            self._attributes[self._name] = self._former
-
-
-@contextmanager
-def _blocks_compiled_instead(
-    trainer: Trainer, callback: _Callback, options: dict[str, Any]
-) -> Iterator[None]:
-    """With `torch_compile=True`, compile each block instead of the whole model."""
-    plugin = trainer.accelerator.state.dynamo_plugin
-    if plugin.backend == DynamoBackend.NO or switched_off():
-        yield
-        return
-    compile_options, backend = plugin.to_kwargs(), plugin.backend
-    compiled: list[nn.Module] = []
-
-    def compile_blocks(model: nn.Module) -> None:
-        for block in _blocks_of(model, options):
-            if block._compiled_call_impl is None:
-                block.compile(**compile_options)
-                compiled.append(block)
-
-    log.warning("torch_compile=True: blocks are compiled one by one, not the model as a whole")
-    plugin.backend, callback.before_attaching = DynamoBackend.NO, compile_blocks
-    try:
-        yield
-    finally:
-        plugin.backend = backend
-        for block in compiled:
-            del block._compiled_call_impl
-
-
-def _blocks_of(model: nn.Module | None, options: dict[str, Any]) -> list[nn.Module]:
-    assert model is not None
-    found = find_blocks(model, blocks=options.get("blocks"), exclude=options.get("exclude"))
-    return [block.module for block in found]
-
-
-def _checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:
-    return Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
 
 
 def _is_training_log(logs: dict[str, float]) -> bool:
