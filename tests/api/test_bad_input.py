@@ -457,7 +457,7 @@ def test_error_in_a_recompute_leaves_rng_and_the_next_steps_intact() -> None:
 def test_budget_beyond_the_device_is_clamped_with_a_warning() -> None:
     model = models.Encoder()
     with mimose.auto_checkpoint(model, "900TiB") as handle:
-        with pytest.warns(MimoseWarning, match=r"is more than cpu has: planning for its"):
+        with pytest.warns(MimoseWarning, match=r"is more than cpu has: the budget is its"):
             train(model, texts([20]))
         train(model, texts([20]))
         assert handle.budget_bytes is not None

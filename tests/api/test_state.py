@@ -154,7 +154,9 @@ def test_knowledge_of_another_model_is_refused() -> None:
     wider = models.Encoder(width=48)
     assert_refused(state, wider, texts_of(SAME), "64MiB", "other modules or parameters")
     deeper = models.Encoder(layers=4)
-    assert_refused(state, deeper, texts_of(SAME), "64MiB", "blocks was 3 then and is 4 here")
+    assert_refused(
+        state, deeper, texts_of(SAME), "64MiB", "blocks was 3 when it was saved and is 4 now"
+    )
 
 
 def texts_of(lengths: list[int]) -> list[Batch]:
@@ -218,7 +220,7 @@ DAMAGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "another torch": (("identity", "torch"), "1.0.0", "torch was '1.0.0'"),
     "another device": (("identity", "device"), "cuda", "device was 'cuda'"),
     "another format": (("format",), 99, "its format is 99"),
-    "no format": (("format",), ..., "it is not what"),
+    "no format": (("format",), ..., "it is not the result of"),
     "no chapters": (("chapters",), ..., "damaged"),
     "chapters of another kind": (("chapters",), 7, "damaged"),
     "no regime": (("chapters", 0, "regime"), ..., "damaged"),
@@ -256,13 +258,13 @@ def test_damaged_or_foreign_state_is_refused_with_the_reason(good: State, damage
 
 @pytest.mark.parametrize("nonsense", [{}, {"format": 99}, [], "state", None])
 def test_nonsense_is_refused(nonsense: Any) -> None:
-    assert_refused(nonsense, models.Encoder(), texts_of(SAME), "64MiB", "of no use")
+    assert_refused(nonsense, models.Encoder(), texts_of(SAME), "64MiB", "cannot be used")
 
 
 @pytest.mark.parametrize("nonsense", [{}, {"format": 99}, "state"])
 def test_nonsense_is_refused_at_once(nonsense: Any) -> None:
     with mimose.auto_checkpoint(models.Encoder(), "64MiB") as handle:
-        with pytest.warns(MimoseWarning, match="of no use: it"):
+        with pytest.warns(MimoseWarning, match="cannot be used: it"):
             handle.load_state_dict(nonsense)
         assert handle.state_dict() == {"format": 3}
 
@@ -270,7 +272,9 @@ def test_nonsense_is_refused_at_once(nonsense: Any) -> None:
 def test_a_whole_checkpoint_is_told_where_the_state_is() -> None:
     with mimose.auto_checkpoint(models.Encoder(), "64MiB") as handle:
         state = handle.state_dict()
-        with pytest.warns(MimoseWarning, match="but has it at 'mimose': pass that") as said:
+        with pytest.warns(
+            MimoseWarning, match="but contains one at 'mimose': pass that one"
+        ) as said:
             handle.load_state_dict({"model": {}, "mimose": state})
     assert said[0].filename == __file__
 

@@ -235,7 +235,7 @@ class Broken(Loop):
             raise error
         if isinstance(error, OutOfMemory):
             assert "does not fit with every block recomputed" in str(error), error
-            before.assert_same(gradients="hold a part" not in str(error))
+            before.assert_same(gradients="contain a part" not in str(error))
         before.restore()
 
     def _may_fail(self) -> bool:

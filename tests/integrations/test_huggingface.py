@@ -244,7 +244,7 @@ def test_knowledge_of_another_model_is_refused_and_training_goes_on(tmp_path: Pa
     (tmp_path / "checkpoint-4" / "mimose.json").write_text(learned.read_text())
     resumed = trainer_of(**saving, max_steps=6)
     enabled = enable(resumed, "1GiB")
-    with pytest.warns(MimoseWarning, match="of no use"):
+    with pytest.warns(MimoseWarning, match="state_dict cannot be used"):
         resumed.train(resume_from_checkpoint=True)
     assert enabled.stats().observed_steps == 2
 

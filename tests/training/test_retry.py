@@ -359,14 +359,16 @@ def test_gradients_that_could_not_be_given_back_are_named() -> None:
         for batch in texts([20] * 2):
             handle.retry(one_backward, model, batch)
         fuse.arm(times=99)
-        with pytest.raises(OutOfMemory, match=r"\d+ gradients that were there before hold a part"):
+        with pytest.raises(
+            OutOfMemory, match=r"\d+ gradients from before this step now contain a part"
+        ):
             handle.retry(one_backward, model, texts([20])[0])
         assert all(p.grad is not None for p in model.parameters())
         model.zero_grad()
         fuse.arm(times=99)
         with pytest.raises(OutOfMemory) as caught:
             handle.retry(one_backward, model, texts([20])[0])
-        assert "hold a part" not in str(caught.value)
+        assert "contain a part" not in str(caught.value)
         assert all(p.grad is None for p in model.parameters())
 
 
@@ -493,7 +495,7 @@ def test_step_that_changed_parameters_is_not_run_again() -> None:
         raise torch.OutOfMemoryError("later")
 
     with mimose.auto_checkpoint(model, "1GiB") as handle:
-        with pytest.raises(OutOfMemory, match="leave the optimizer's step outside"):
+        with pytest.raises(OutOfMemory, match=r"call optimizer\.step\(\) outside"):
             handle.retry(step, texts([20])[0])
         assert len(calls) == 1
 

@@ -376,9 +376,8 @@ class TriedInterceptor(Interceptor):
             self._trust(buffers, side_effects)
             self.tried.tell(
                 self,
-                "is too large to be tried: with its activations there twice, memory ran out. It is "
-                "recomputed all the same; that its recompute gives what its forward gave is not "
-                "compared",
+                "is too large to be tried: its activations do not fit into memory twice. It is "
+                "recomputed without comparing the results with those of its forward",
             )
 
     def _dry_run(self, frame: Frame, out: Any) -> DryRun | None:
@@ -405,7 +404,7 @@ class TriedInterceptor(Interceptor):
     def _distrust(self, problem: str) -> None:
         self.trusted = False
         what = f"cannot be recomputed: {problem}. It is kept from now on"
-        self.tried.tell(self, what, f"; exclude={self.name!r} says so in advance")
+        self.tried.tell(self, what, f"; exclude={self.name!r} avoids this warning")
 
     def _trust(self, buffers: BufferSnapshot, side_effects: SideEffects) -> None:
         self._settle(list({*buffers.changed(), *norm_buffers(self.module)}), side_effects)

@@ -81,7 +81,7 @@ class LearnedState:
 
 
 def _refuse(reason: str) -> None:
-    warn(f"what was learned before is of no use: {reason}. Observing anew")
+    warn(f"the loaded state_dict cannot be used: {reason}. Costs are measured anew")
 
 
 def _believe(
@@ -110,17 +110,17 @@ def identity_of(model: nn.Module, blocks: Sequence[str], device: torch.device) -
 
 
 def difference(state: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:
-    """Why saved state is of no use for a model of this identity, in words; None if it is."""
+    """Why saved state cannot be used for a model of this identity; None if it can."""
     if "format" not in state:
-        return f"it is not what handle.state_dict() gave{_hint(state)}"
+        return f"it is not the result of handle.state_dict(){_hint(state)}"
     if state["format"] not in _READABLE:
-        return f"its format is {state['format']!r}, and this mimose reads {FORMAT}"
+        return f"its format is {state['format']!r}, but this version of mimose reads {FORMAT}"
     known = state.get("identity", present)
     for name, value in present.items():
         if known.get(name) != value:
             if name == "model":
-                return "it is of a model with other modules or parameters"
-            return f"{name} was {known.get(name)!r} then and is {value!r} here"
+                return "it belongs to a model with other modules or parameters"
+            return f"{name} was {known.get(name)!r} when it was saved and is {value!r} now"
     return None
 
 
@@ -128,5 +128,5 @@ def _hint(state: Mapping[str, Any]) -> str:
     """Where in a checkpoint the state is, if it is there."""
     for name, value in state.items():
         if isinstance(value, Mapping) and value.get("format") in _READABLE:
-            return f", but has it at {name!r}: pass that"
+            return f", but contains one at {name!r}: pass that one"
     return ""

@@ -31,8 +31,8 @@ def _if_little_is_saved(plan: Plan, profile: Profile | None) -> str:
         return ""
     return (
         f". Recomputing saves only {text_of(max(0, saved))} of the {text_of(all_kept)} that this "
-        "step takes with all blocks kept: the rest is outside of the blocks, or comes back with "
-        "each recompute. Smaller blocks, or others, may save more: name them with blocks="
+        "step needs with all blocks kept: the rest lies outside of the blocks, or comes back with "
+        "each recompute. Smaller or other blocks may save more: select them with blocks="
     )
 
 
@@ -61,10 +61,10 @@ class Notifications:
         )
         if setting.meter.fragments and allocator_left is not None:
             warn(
-                "batches vary in size and PyTorch's CUDA allocator works without expandable "
-                f"segments; mimose has left it alone because {allocator_left}. Memory will be lost "
-                f"in fragments between tensors, so {text_of(setting.reserve.bytes)} of the budget "
-                f"stay free. Configure it with {ALLOCATOR_SETTINGS}, or not at all"
+                "batches vary in size, but PyTorch's CUDA allocator does not use expandable "
+                f"segments, and mimose has not changed it because {allocator_left}. Fragmentation "
+                f"wastes memory, so {text_of(setting.reserve.bytes)} of the budget stay free. Add "
+                f"{ALLOCATOR_SETTINGS} to your setting, or remove it and let mimose configure it"
             )
 
     def tell_if_too_little(
@@ -93,7 +93,7 @@ class Notifications:
             f"input {size} needs {text_of(needed)} {does}, {text_of(missing)} more than the budget "
             f"of {text_of(setting.budget_bytes)} leaves after its reserve of "
             f"{text_of(setting.reserve.minimum_bytes)}: raise memory_budget or shorten the batch"
-            f"{_if_little_is_saved(plan, profile)}. Training goes on"
+            f"{_if_little_is_saved(plan, profile)}. Training continues"
         )
         self._events.noted("budget too small", message)
         warn(message)
@@ -101,9 +101,8 @@ class Notifications:
     def _tell_that_none_fits(self, setting: Setting, in_use_bytes: int) -> None:
         message = (
             f"{text_of(in_use_bytes)} are in use before the first block runs (parameters, "
-            "optimizer state, the batch), of a budget of "
-            f"{text_of(setting.budget_bytes)}: no plan can help, raise memory_budget. Training "
-            "goes on with every block recomputed"
+            f"optimizer state, the batch), but the budget is {text_of(setting.budget_bytes)}: no "
+            "plan can help. Raise memory_budget. Training continues with every block recomputed"
         )
         self._events.noted("budget too small", message)
         warn(message)

@@ -99,9 +99,9 @@ class Agreement:
         most, fewest = int(counts[0]), -int(counts[1])
         if most != fewest:
             raise ConflictError(
-                f"{self.needed}, so that ranks {ranks} must recompute the same blocks; but one has "
-                f"{most} blocks and another {fewest}. Attach mimose to the same blocks everywhere, "
-                "or leave those that speak to other ranks out by exclude="
+                f"{self.needed}, so ranks {ranks} must recompute the same blocks, but one has "
+                f"{most} blocks and another {fewest}. Attach mimose to the same blocks on every "
+                "rank, or leave out the blocks that communicate with other ranks: exclude="
             )
         return group
 
@@ -134,11 +134,11 @@ def _split(numbers: list[int], *lengths: int) -> list[list[int]]:
 
 
 def _in_words(block: nn.Module) -> str:
-    """What makes a block speak to other ranks, as far as its structure tells."""
+    """What makes a block communicate with other ranks, as far as its structure tells."""
     if any(isinstance(part, nn.SyncBatchNorm) for part in block.modules()):
-        return "holds SyncBatchNorm, which asks other ranks for their statistics"
+        return "contains SyncBatchNorm, which exchanges statistics with other ranks"
     if any(type(part).__name__ == "FullyShardedDataParallel" for part in block.modules()):
-        return "is or holds an FSDP1 unit, which gathers its parameters in each forward"
+        return "is or contains an FSDP1 unit, which gathers its parameters in each forward"
     if any(hasattr(parameter, "ds_id") for parameter in block.parameters()):
         return "is partitioned by DeepSpeed ZeRO-3, which gathers parameters in each forward"
     return "issues collectives in its forward"
@@ -154,7 +154,7 @@ def why_not_alone(collectives: CollectivesIssued, *, in_forward: bool) -> str | 
         return None
     others = sorted(collectives.ranks() - {dist.get_rank()})
     if others:
-        return f"it has issued collectives with ranks {others}, which would not repeat them"
+        return f"it has issued collectives with ranks {others}, which will not repeat them"
     if not in_forward:
-        return "its forward was done, and gradients are counted on their way to other ranks"
+        return "its forward had ended, so gradients may already be on their way to other ranks"
     return None

@@ -77,11 +77,11 @@ def _why_bound(start: Rewind, collectives: CollectivesIssued, retried: Retried) 
     """Why there must be no other attempt, in words; None if there may."""
     alone = why_not_alone(collectives, in_forward=retried.failed_in_forward())
     if alone is not None:
-        return f"One of several ranks must not try again alone: {alone}"
+        return f"A rank cannot retry a step on its own: {alone}"
     if not start.possible:
         return (
-            "It cannot be tried again, since parameters have changed in it: leave the optimizer's "
-            "step outside of what is called by retry"
+            "The step cannot be retried because it has changed parameters: call optimizer.step() "
+            "outside of the function that retry() calls"
         )
     return None
 
@@ -92,6 +92,6 @@ def _left_behind(start: Rewind) -> str:
     if not spoiled:
         return ""
     return (
-        f". {spoiled} gradients that were there before hold a part of this batch's by now: clear "
-        "them if training goes on"
+        f". {spoiled} gradients from before this step now contain a part of this batch's: clear "
+        "them before you train on"
     )

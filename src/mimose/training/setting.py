@@ -120,8 +120,8 @@ def device_of(model: nn.Module) -> torch.device:
     if len(devices) != 1:
         shown = " and ".join(sorted(map(str, devices))) or "no device: it has no parameters"
         raise ConflictError(
-            f"the model is on {shown}. mimose plans for one device a process: keep the model on "
-            "one, or spread it with torchrun and FSDP"
+            f"the model is on {shown}, but mimose supports one device per process: move the model "
+            "to one device, or distribute it with torchrun and FSDP"
         )
     return devices.pop()
 
@@ -138,14 +138,14 @@ def _settled(budget: Budget, meter: Meter, reading: Reading, device: torch.devic
     )
     if number > meter.device_bytes:
         warn(
-            f"memory_budget={text_of(number)} is more than {device} has: planning for its "
+            f"memory_budget={text_of(number)} is more than {device} has: the budget is its "
             f"{text_of(meter.device_bytes)}"
         )
         return meter.device_bytes
     if number <= reading.in_use:
         warn(
             f"memory_budget={text_of(number)} is less than the {text_of(reading.in_use)} in use "
-            "before the first step (parameters and what else is alive): every block will be "
-            "recomputed, and the budget will not hold. Raise memory_budget"
+            "before the first step (parameters and other tensors): every block will be recomputed, "
+            "and training will still exceed the budget. Raise memory_budget"
         )
     return number
