@@ -23,7 +23,8 @@ from mimose.interception.compiled import refuse_in_compiled_code
 from mimose.interception.directive import RECOMPUTE, Directive, Director
 from mimose.interception.interceptor import under_transform
 from mimose.interception.takeover import Takeover
-from mimose.interception.trial import Tried, TriedInterceptor
+from mimose.interception.trial import TriedInterceptor
+from mimose.interception.tried import Tried
 
 
 class BlockInterceptor(TriedInterceptor):
