@@ -23,7 +23,7 @@ from mimose.estimation import CostModel
 from mimose.execution import Listener
 from mimose.interception import KEEP, RECOMPUTE, Directive, Director, Selector, find_blocks
 from mimose.planning import Guarded, Planner, planner_named
-from mimose.reporting import RunningStats, Stats
+from mimose.reporting import HostStats, RunningStats, Stats
 from mimose.training import Engine, Options, Scheduler, Setting, Subscriber, retry_step
 from mimose.units import parse_budget
 
@@ -228,6 +228,7 @@ class Assembled:
             cost_model=self.scheduler.cost_model,
             budget_bytes=self.budget_bytes,
             reserve_bytes=None if setting is None else setting.reserve.bytes,
+            host=HostStats(),
         )
 
     def retry(self, function: Call, *args: Any) -> Any:

@@ -138,7 +138,7 @@ def test_copy_of_an_attached_wrapped_model_has_its_own_checkpointing(
 
 def test_offload_wrapper_is_refused() -> None:
     model = chain(lambda part: part, offload_wrapper)
-    with pytest.raises(ConflictError, match=r"'1' offloads its activations.*Unwrap"):
+    with pytest.raises(ConflictError, match=r"'1' offloads its activations.*unwrap"):
         attach(model)
 
 
