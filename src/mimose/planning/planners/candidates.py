@@ -37,6 +37,7 @@ class Candidates:
             for costs, cost in ((self.saved, on_host), (self.inputs, from_host)):
                 if cost is not None and may_use(profile, cost.option):
                     costs[k] = self._costs[k][cost.option] = cost
+        self.recomputable = [k for k, costs in enumerate(self._costs) if Option.RECOMPUTE in costs]
         self._shares_outputs = any(run.output_saved for run in profile.runs)
         self._held = [costs[Option.KEEP].backward_held for costs in self._costs]
         self._times = [max(cost.nanoseconds for cost in costs.values()) for costs in self._costs]

@@ -16,14 +16,16 @@ from mimose.planning.planners.strictest import strictest
 
 _QUEUES = (1, 2, 3, 1 << 30)
 """How many copies may be under way or wait at most, in the sequences that are tried."""
-_LEAST_SCANS, _SCANS = 6, 12_000
+_LEAST_SCANS, _SCANS = 6, 8_000
 """How many scans a search may take: at least so many, and in all so many divided by the square of
 the number of runs. About 5 ms for 32 different runs, 30 ms for 96."""
 _ARRANGEMENTS = 40_000
 """How many sets of saved runs like the best one are looked at, times that square."""
-_TIGHTENINGS = 4
+_ASSUMPTIONS = 3
+"""How often choices are made anew because bytes come back earlier than was assumed."""
+_TIGHTENINGS = 5
 """How often a plan with inputs on the host is made anew because it exceeds what is available."""
-_CHANGES = 20_000
+_CHANGES = 12_000
 """How many changes of one or two choices are tried in the end, times that square."""
 
 
@@ -35,7 +37,8 @@ def with_transfers(profile: Profile, available: int, without: Choices | None) ->
     search = _Search(profile, available)
     if without is not None:
         search.candidates.offer(without)
-    for step in (search.save_on_host, search.move_inputs, search.rearrange, search.polish):
+    steps = search.save_on_host, search.move_inputs, search.rearrange, search.move_inputs
+    for step in (*steps, search.polish):
         if not search.candidates.good_enough:
             step()
     return search.candidates.best
@@ -85,14 +88,15 @@ class _Search:
             self._shorten(*best)
 
     def _beginnings(self) -> Iterator[tuple[list[int], int]]:
-        """Sequences and how many runs of each to take: as many as no one waits for, one more, and
-        all, each set once."""
+        """Sequences and how many runs of each to take: as many as no one waits for, one more, half
+        of them, and all, each set once."""
         sequences = [self._sequence(queue) for queue in _QUEUES]
         counts = [hidden for _, hidden in sequences]
         counts += [hidden + 1 for _, hidden in sequences]
+        counts += [hidden // 2 for _, hidden in sequences]
         counts += [len(sequence) for sequence, _ in sequences]
         tried: set[tuple[int, ...]] = {()}
-        for (sequence, _), count in zip(sequences * 3, counts, strict=True):
+        for (sequence, _), count in zip(sequences * 4, counts, strict=True):
             chosen = tuple(sequence[:count])
             if chosen not in tried:
                 tried.add(chosen)
@@ -146,23 +150,26 @@ class _Search:
     def _solve(self, on_host: Sequence[int], *, as_good: bool = False) -> bool:
         """Find better choices, or equally fast ones that move less, if these runs are on the host.
 
-        When bytes come back depends on which runs are recomputed: first on those of the best
-        choices so far; if what follows does not fit, on none, which is never too low.
+        When bytes come back depends on which runs are recomputed. At first all others are taken to
+        be, so that bytes come back as late as they ever do. If what follows does not fit, only
+        those are that it recomputes.
         """
         candidates = self.candidates
         limit = candidates.least[0] + 1 if as_good else self._worth_it
         if candidates.least_recompute(on_host) >= limit:
             return False
-        for recomputed in (candidates.recomputed(), ()):
+        recomputed = candidates.recomputable
+        for _ in range(_ASSUMPTIONS):
             schedule = candidates.schedule(on_host, recomputed)
             below = limit - schedule.stall_nanoseconds
-            if below <= 0:
-                continue
-            found = self._scan(self._around(schedule), self._available, below)
+            found = None
+            if below > 0:
+                found = self._scan(self._around(schedule), self._available, below)
             if found is None or candidates.recompute_time(found) >= below:
                 return False
             if candidates.offer(found):
                 return True
+            recomputed = [k for k, option in enumerate(found) if option.recomputes]
         return False
 
     def _scan(self, menus: list[Menu], available: int, below: int) -> Choices | None:
@@ -206,7 +213,7 @@ class _Search:
             candidates.offer(strictest(self._profile, self._available).choices)
 
     def _from_inputs(self, on_host: Sequence[int]) -> Choices | None:
-        """Better choices in which recomputed runs may have their inputs on the host.
+        """Choices in which recomputed runs may have their inputs on the host.
 
         In the scan an input is away from the end of its forward to its backward. What the timeline
         then has in excess is taken from the available bytes.
@@ -215,7 +222,7 @@ class _Search:
         freed = sum(cost.moved for cost in inputs.values())
         if self.candidates.least_recompute(on_host, freed) >= self._worth_it:
             return None
-        for recomputed in (self.candidates.recomputed(), ()):
+        for recomputed in (self.candidates.recomputable, self.candidates.recomputed(), ()):
             menus = self._around(self.candidates.schedule(on_host, recomputed))
             for k, cost in inputs.items():
                 again, freed = menus[k][-1], -cost.moved
@@ -226,16 +233,16 @@ class _Search:
         return None
 
     def _tightened(self, menus: list[Menu]) -> Choices | None:
-        """Better choices from these menus; with fewer bytes, as long as the timeline has more."""
+        """Choices from these menus that fit; made with fewer bytes, as long as they need more."""
         available = self._available
         for _ in range(_TIGHTENINGS):
             found = self._scan(menus, available, self._worth_it)
             if found is None or self.candidates.offer(found):
                 return found
             excess = self.candidates.moments(found).peak - self._available
-            if excess <= 0:
-                return None
-            available -= excess
+            if excess <= 0:  # it fits, and the device waits too long
+                return found
+            available -= excess // 2 + 1
         return None
 
     @property
@@ -252,7 +259,8 @@ class _Search:
             fewer = list(choices)
             for k in moving[middle:]:
                 fewer[k] = Option.RECOMPUTE
-            if self.candidates.offer(tuple(fewer)):
+            self.candidates.offer(tuple(fewer))
+            if self.candidates.moments(tuple(fewer)).peak <= self._available:
                 enough = middle
             else:
                 too_few = middle
