@@ -27,6 +27,10 @@ class Link(NamedTuple):
         """The time of a copy to the host in plans."""
         return int(moved_bytes * _MARGIN / self.to_host)
 
+    def bytes_to_host(self, nanoseconds: int) -> int:
+        """What a copy to the host moves in this time, in plans."""
+        return int(nanoseconds * self.to_host / _MARGIN)
+
     def nanoseconds_from_host(self, moved_bytes: int) -> int:
         """The time of a copy back in plans."""
         return int(moved_bytes * _MARGIN / self.from_host)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from mimose.costs import Moments, Option, OptionCost, Profile, Schedule, costs_of, transfers_of
+from mimose.planning.planners.least_time import LeastTime
 from mimose.planning.planners.pareto import NO_BOUND, may_use
 
 Choices = tuple[Option, ...]
@@ -39,17 +40,12 @@ class Candidates:
                     costs[k] = self._costs[k][cost.option] = cost
         self.recomputable = [k for k, costs in enumerate(self._costs) if Option.RECOMPUTE in costs]
         self._shares_outputs = any(run.output_saved for run in profile.runs)
-        self._held = [costs[Option.KEEP].backward_held for costs in self._costs]
-        self._times = [max(cost.nanoseconds for cost in costs.values()) for costs in self._costs]
-        one_time = len({time for time in self._times if time}) == 1
-        self._by_price = sorted(
-            (k for k, held in enumerate(self._held) if held and self._times[k]),
-            key=lambda k: -self._held[k] if one_time else self._times[k] / self._held[k],
-        )
-        self._whole_runs = one_time
+        again = {k: self._costs[k][Option.RECOMPUTE] for k in self.recomputable}
+        self.least_time = LeastTime(profile, available, again)
         self.negligible = round(_NEGLIGIBLE * _step_nanoseconds(profile))
         """Time that is not worth looking for a better plan."""
-        self._enough = self._bound() + self.negligible
+        first = min([*self.saved, *self.inputs], default=len(profile.runs))
+        self._enough = self.least_time.overall(first) + self.negligible
 
     def moments(self, choices: Choices) -> Moments:
         """The timeline of these choices."""
@@ -72,7 +68,8 @@ class Candidates:
 
     def recompute_time(self, choices: Choices) -> int:
         """The time of recomputes alone."""
-        return sum([time for time, o in zip(self._times, choices, strict=True) if o.recomputes])
+        costs = zip(self._costs, choices, strict=True)
+        return sum([costs[option].nanoseconds for costs, option in costs])
 
     def schedule(self, on_host: Sequence[int], recomputed: Iterable[int]) -> Schedule:
         """The transfers if these runs are saved on the host, and those recomputed."""
@@ -95,43 +92,6 @@ class Candidates:
     def good_enough(self) -> bool:
         """Whether no choices can be much better than the best so far."""
         return self.least[0] <= self._enough
-
-    def _bound(self) -> int:
-        """The least time of any choices: what exceeds the available bytes when the first backward
-        begins must have been moved by then, or is recomputed."""
-        runs = self._profile.runs
-        first = min([*self.saved, *self.inputs], default=len(runs))
-        hidden = sum(run.nanoseconds for run in runs[first + 1 :])
-        excess = sum(self._held) + self._profile.head_backward - self._available
-        pace = 1e6 / self.link.nanoseconds_to_host(1_000_000) if hidden else 0.0
-        left, time, least = excess - hidden * pace, 0.0, float(NO_BOUND)
-        for k in self._by_price:
-            if left <= 0:
-                break
-            if pace:
-                least = min(least, time + left / pace)
-            share = 1.0 if self._whole_runs else min(1.0, left / self._held[k])
-            time += self._times[k] * share
-            left -= self._held[k]
-        if left > 0 and pace:
-            time += left / pace
-        return int(min(least, time))
-
-    def least_recompute(self, on_host: Sequence[int], freed: int = 0) -> int:
-        """The least time of recomputes with these runs on the host, and so many bytes of inputs: so
-        much must not be held when the first backward begins."""
-        away = set(on_host)
-        held = sum(held for k, held in enumerate(self._held) if k not in away)
-        excess = held + self._profile.head_backward - self._available - freed
-        time = 0.0
-        for k in self._by_price:
-            if excess <= 0:
-                break
-            if k not in away:
-                share = 1.0 if self._whole_runs else min(1.0, excess / self._held[k])
-                time += self._times[k] * share
-                excess -= self._held[k]
-        return int(time) if excess <= 0 else NO_BOUND
 
     def polish(self, changes: int) -> None:
         """Change one choice, or two, as long as that is better; so many changes at most."""

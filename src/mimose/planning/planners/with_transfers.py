@@ -156,7 +156,7 @@ class _Search:
         """
         candidates = self.candidates
         limit = candidates.least[0] + 1 if as_good else self._worth_it
-        if candidates.least_recompute(on_host) >= limit:
+        if candidates.least_time.with_moved(on_host) >= limit:
             return False
         recomputed = candidates.recomputable
         for _ in range(_ASSUMPTIONS):
@@ -220,7 +220,7 @@ class _Search:
         """
         inputs = {k: cost for k, cost in self.candidates.inputs.items() if k not in on_host}
         freed = sum(cost.moved for cost in inputs.values())
-        if self.candidates.least_recompute(on_host, freed) >= self._worth_it:
+        if self.candidates.least_time.with_moved(on_host, freed) >= self._worth_it:
             return None
         for recomputed in (self.candidates.recomputable, self.candidates.recomputed(), ()):
             menus = self._around(self.candidates.schedule(on_host, recomputed))
