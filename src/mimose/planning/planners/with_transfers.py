@@ -16,9 +16,9 @@ from mimose.planning.planners.strictest import strictest
 
 _QUEUES = (1, 2, 3, 1 << 30)
 """How many copies may be under way or wait at most, in the sequences that are tried."""
-_LEAST_SCANS, _SCANS = 6, 8_000
+_LEAST_SCANS, _SCANS = 9, 14_000
 """How many scans a search may take: at least so many, and in all so many divided by the square of
-the number of runs. About 5 ms for 32 different runs, 30 ms for 96."""
+the number of runs. About 8 ms for 32 different runs, 40 ms for 96."""
 _ARRANGEMENTS = 40_000
 """How many sets of saved runs like the best one are looked at, times that square."""
 _ASSUMPTIONS = 3
@@ -156,7 +156,7 @@ class _Search:
         """
         candidates = self.candidates
         limit = candidates.least[0] + 1 if as_good else self._worth_it
-        if candidates.least_time.with_moved(on_host) >= limit:
+        if not self._scans_left or candidates.least_time.with_moved(on_host) >= limit:
             return False
         recomputed = candidates.recomputable
         for _ in range(_ASSUMPTIONS):
@@ -174,9 +174,9 @@ class _Search:
 
     def _scan(self, menus: list[Menu], available: int, below: int) -> Choices | None:
         """The cheapest choices from these menus; None also if the search has taken long enough."""
-        self._scans_left -= 1
-        if self._scans_left < 0:
+        if not self._scans_left:
             return None
+        self._scans_left -= 1
         return cheapest(menus, self._profile, available, below)
 
     def _around(self, schedule: Schedule) -> list[Menu]:
@@ -220,7 +220,8 @@ class _Search:
         """
         inputs = {k: cost for k, cost in self.candidates.inputs.items() if k not in on_host}
         freed = sum(cost.moved for cost in inputs.values())
-        if self.candidates.least_time.with_moved(on_host, freed) >= self._worth_it:
+        least = self.candidates.least_time.with_moved(on_host, freed)
+        if not self._scans_left or least >= self._worth_it:
             return None
         for recomputed in (self.candidates.recomputable, self.candidates.recomputed(), ()):
             menus = self._around(self.candidates.schedule(on_host, recomputed))
