@@ -135,6 +135,32 @@ def planning_cost(result: dict[str, Any]) -> Iterator[str]:
     yield table(["", "µs"], rows) + "\n"
 
 
+def transfers_quality(result: dict[str, Any]) -> Iterator[str]:
+    yield "## Plans with transfers, against brute force\n"
+    yield (
+        f"{where(result)}. By how much a planned step takes longer than with the best of all plans "
+        "of four options, on drawn costs, links and budgets.\n"
+    )
+    rows = [
+        [
+            name,
+            str(row["plans"]),
+            f"{row['mean']:.2%}",
+            f"{row['largest']:.1%}",
+            str(row["over_2_percent"]),
+            f"{row['mean_without_link']:.1%}",
+            str(row["only_with_link"]),
+        ]
+        for name, row in result["quality"].items()
+    ]
+    header = ["blocks", "plans", "mean", "largest", "over 2 %", "mean without a link"]
+    yield table([*header, "fit only with a link"], rows) + "\n"
+    rows = [
+        [name, span(row), f"{row['slowest']:.1f}"] for name, row in result["planning_ms"].items()
+    ]
+    yield table(["blocks", "planning, ms of processor time", "slowest"], rows) + "\n"
+
+
 def step_cost(result: dict[str, Any]) -> Iterator[str]:
     yield "## A step that keeps everything: what it adds to plain training\n"
     plain = span(result["plain_seconds"], 1e3)
@@ -371,6 +397,7 @@ WRITERS = {
     "planner_quality": planner_quality,
     "planning_cost": planning_cost,
     "step_cost": step_cost,
+    "transfers_quality": transfers_quality,
 }
 
 

@@ -16,11 +16,11 @@ from mimose.planning.planners.strictest import strictest
 
 _QUEUES = (1, 2, 3, 1 << 30)
 """How many copies may be under way or wait at most, in the sequences that are tried."""
-_LEAST_SCANS, _SCANS = 9, 14_000
-"""How many scans a search may take: at least so many, and in all so many divided by the square of
-the number of runs. About 8 ms for 32 different runs, 40 ms for 96."""
+_LEAST_SCANS, _SCANS = 9, 420
+"""How many scans a search may take: at least so many, and else so many divided by the number of
+runs. About 8 ms for 32 different runs, 40 ms for 96."""
 _ARRANGEMENTS = 40_000
-"""How many sets of saved runs like the best one are looked at, times that square."""
+"""How many sets of saved runs like the best one are looked at, times the square of that number."""
 _ASSUMPTIONS = 3
 """How often choices are made anew because bytes come back earlier than was assumed."""
 _TIGHTENINGS = 5
@@ -37,8 +37,7 @@ def with_transfers(profile: Profile, available: int, without: Choices | None) ->
     search = _Search(profile, available)
     if without is not None:
         search.candidates.offer(without)
-    steps = search.save_on_host, search.move_inputs, search.rearrange, search.move_inputs
-    for step in (*steps, search.polish):
+    for step in (search.save_on_host, search.move_inputs, search.rearrange, search.polish):
         if not search.candidates.good_enough:
             step()
     return search.candidates.best
@@ -71,7 +70,7 @@ class _Search:
         self._profile, self._available = profile, available
         self.candidates = Candidates(profile, available)
         self._menus = menus_of(profile)
-        self._scans_left = max(_LEAST_SCANS, _SCANS // len(profile.runs) ** 2)
+        self._scans_left = max(_LEAST_SCANS, _SCANS // len(profile.runs))
         self._ends = list(accumulate(run.nanoseconds for run in profile.runs))
 
     # Activations on the host
@@ -131,9 +130,10 @@ class _Search:
     def rearrange(self) -> None:
         """Save one more run, or another one instead, as long as that is better."""
         most = _ARRANGEMENTS // len(self._menus) ** 2
-        while any(map(self._solve, islice(self._arrangements(), most))):
-            if self.candidates.good_enough:
-                break
+        for solve in (self._solve, self._solve_with_inputs):
+            while any(map(solve, islice(self._arrangements(), most))):
+                if self.candidates.good_enough:
+                    return
 
     def _arrangements(self) -> Iterator[Sequence[int]]:
         """Other sets of runs, those like the best one first."""
@@ -205,12 +205,18 @@ class _Search:
             return
         sequences = (self._sequence(queue) for queue in _QUEUES)
         sets = [candidates.on_host(), *(runs[:hidden] for runs, hidden in sequences), []]
-        sets += [[k] for k in candidates.saved]
         for on_host in dict.fromkeys(map(tuple, sets)):
-            if found := self._from_inputs(on_host):
-                self._move_fewer(found)
+            if self._solve_with_inputs(on_host):
+                break
         if candidates.best is None:
             candidates.offer(strictest(self._profile, self._available).choices)
+
+    def _solve_with_inputs(self, on_host: Sequence[int]) -> bool:
+        """Find better choices if these runs are on the host, and inputs of recomputed runs."""
+        before = self.candidates.least
+        if found := self._from_inputs(on_host):
+            self._move_fewer(found)
+        return self.candidates.least < before
 
     def _from_inputs(self, on_host: Sequence[int]) -> Choices | None:
         """Choices in which recomputed runs may have their inputs on the host.
