@@ -200,6 +200,8 @@ def exchange(rank: int) -> dict[str, Any]:
         (0, 20): Option.of(rank == 1),
         (1, 0): Option.KEEP,
         (2, 0): Option.KEEP,
+        (2, 1): Option.KEEP if rank else Option.SAVE_ON_HOST,
+        (2, 2): Option.SAVE_ON_HOST if rank else Option.RECOMPUTE_FROM_HOST,
     }
     return {
         "both plan": agreement.agree(mine),
@@ -217,8 +219,14 @@ def test_what_one_rank_recomputes_observes_or_distrusts_all_do(pair: Pair) -> No
         (0, 20): Option.RECOMPUTE,
         (1, 0): Option.KEEP,
         (2, 0): Option.KEEP,
+        (2, 1): Option.SAVE_ON_HOST,
+        (2, 2): Option.RECOMPUTE_FROM_HOST,
     }
-    assert first["both plan"] == second["both plan"]
+    assert second["both plan"] == {
+        **first["both plan"],
+        (2, 1): Option.KEEP,
+        (2, 2): Option.RECOMPUTE,
+    }
     assert first["one knows more"][(1, 1)] is Option.RECOMPUTE
     assert first["one observes"] is second["one observes"] is None
     assert first["any"] == second["any"] == [True, False]

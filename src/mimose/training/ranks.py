@@ -51,7 +51,10 @@ class Agreement:
         return None
 
     def agree(self, choices: Mapping[Run, Option] | None) -> dict[Run, Option] | None:
-        """The common choice for this rank's runs; None if the step is observed.
+        """What this rank's runs do; None if the step is observed.
+
+        All ranks recompute the same runs. Whether bytes of a run wait in host memory is no concern
+        of other ranks.
 
         `choices` is what this rank would do by itself, None if it would observe. All ranks that
         take part in each other's collectives must come here at the same point of their programs.
@@ -62,20 +65,21 @@ class Agreement:
         self._follow(distrusted, untried)
         if observe[0]:
             return None
-        return {run: _OPTIONS[numbers[_place(run)]] for run in choices or ()}
+        return {
+            run: Option.RECOMPUTE if numbers[_place(run)] and not own.recomputes else own
+            for run, own in (choices or {}).items()
+        }
 
     def any(self, flag: bool) -> bool:
         """Whether it holds on one of the ranks."""
         return bool(self._largest([int(flag)])[0])
 
     def _vector(self, choices: Mapping[Run, Option] | None) -> list[int]:
-        unplanned = _OPTIONS.index(Option.RECOMPUTE)
-        numbers = [unplanned] * (len(self._interceptors) * _RUNS)
+        numbers = [1] * (len(self._interceptors) * _RUNS)  # runs that no plan knows are recomputed
         for run in choices or ():
             numbers[_place(run)] = 0
         for run, option in (choices or {}).items():
-            place = _place(run)
-            numbers[place] = max(numbers[place], _OPTIONS.index(option))
+            numbers[_place(run)] |= option.recomputes
         distrusted = [int(interceptor.trusted is False) for interceptor in self._interceptors]
         untried = [int(interceptor.trusted is None) for interceptor in self._interceptors]
         return [int(choices is None), *distrusted, *untried, *numbers]
@@ -114,8 +118,6 @@ class Agreement:
                 interceptor.follow(None)
 
 
-_OPTIONS = tuple(Option)
-"""From the laxest to the strictest: of different choices the strictest counts."""
 _RUNS = 16
 """Runs of one block in a step that are told apart; later ones share the last place."""
 
