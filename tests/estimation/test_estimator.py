@@ -79,6 +79,15 @@ def seen(
     )
 
 
+def with_backwards(observation: StepObservation, *, movable: bool = True) -> StepObservation:
+    """The same, with backwards that take twice as long as recomputes."""
+    runs = [
+        run._replace(backward_nanoseconds=2 * run.nanoseconds, input_movable=movable)
+        for run in observation.runs
+    ]
+    return observation.with_runs(runs)
+
+
 def taught(observations: Iterable[StepObservation]) -> Estimator:
     estimator = Estimator(PATTERN)
     for observation in observations:
@@ -1023,3 +1032,31 @@ def test_measured_peaks_are_predicted_about_as_well_as_by_a_quadratic(
     plain = np.polyval(quadratic, dims[count:, length])
     error, error_of_plain = (np.mean(np.abs(guess - real) / real) for guess in (ours, plain))
     assert error <= error_of_plain + 0.005
+
+
+# What transfers need
+
+
+def test_times_of_backwards_are_predicted_like_those_of_recomputes() -> None:
+    estimator = taught(with_backwards(seen(8, n)) for n in (40, 64, 96, 128, 160))
+    predicted = estimator.predict(size(8, 100))
+    assert predicted is not None
+    for run in predicted.profile.runs:
+        assert abs(run.backward_nanoseconds - 2 * run.nanoseconds) <= 2
+
+
+def test_the_latest_observation_tells_whether_inputs_can_be_moved() -> None:
+    lengths = (40, 64, 96, 128, 160)
+    for latest in (True, False):
+        estimator = taught(with_backwards(seen(8, n), movable=not latest) for n in lengths[:-1])
+        estimator.learn(with_backwards(seen(8, lengths[-1]), movable=latest))
+        predicted = estimator.predict(size(8, 100))
+        assert predicted is not None
+        assert {run.input_movable for run in predicted.profile.runs} == {latest}
+
+
+def test_a_guess_scales_neither_times_nor_flags() -> None:
+    guessed = taught([with_backwards(seen(8, 100))]).guess(size(8, 120))
+    assert guessed is not None
+    expected = with_backwards(seen(8, 100)).runs
+    assert [run[-4:] for run in guessed.profile.runs] == [run[-4:] for run in expected]
