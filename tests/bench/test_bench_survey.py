@@ -12,7 +12,7 @@ from mimose.bench.extras import BenchError
 from mimose.bench.survey import Survey
 
 
-@pytest.mark.parametrize("task", ["QA-Bert", "T5-base"])
+@pytest.mark.parametrize("task", ["QA-Bert", "T5-base", "ResNet-50", "ViT"])
 def test_plain_peaks_are_known_without_training_plainly(task: str) -> None:
     known = surveyed(task)
     with arena(task).trainee() as trainee:

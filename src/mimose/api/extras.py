@@ -16,6 +16,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     "hf": _HF,
     "lightning": {"lightning": "2.5"},
     "bench": {**_CLI, **_HF, "scikit-learn": "1.5", "matplotlib": "3.9"},
+    "vision": {"torchvision": "0.26"},
 }
 """The packages of each extra in pyproject.toml and their minimum versions."""
 

@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mimose.bench.arena import Arena, Trainee
+from mimose.bench.batches import BatchShape
 from mimose.bench.extras import BenchError
 from mimose.bench.playback import Playback, everything
 from mimose.bench.survey import Survey
-from mimose.bench.workloads import BatchShape
 from mimose.costs import Option, Profile
 from mimose.interception import Attachment, find_blocks
 from mimose.planning import Plan, Planner

@@ -11,7 +11,9 @@ import numpy as np
 from mimose.bench.analysis import Sheet
 from mimose.bench.contestants import Given
 from mimose.bench.extras import need
+from mimose.bench.harness import Steps
 from mimose.bench.playback import only
+from mimose.bench.workloads import TASKS
 from mimose.costs import InputSize
 from mimose.units import GIB
 
@@ -101,21 +103,21 @@ def memory_by_length(sheet: Sheet, task: str, axis: Any) -> None:
             continue
         steps, colour = runs[min(runs)].steps, f"C{number}"
         axis.axhline(limit["total_bytes"] / GIB, color=colour, linewidth=0.8, linestyle="--")
-        lengths = [length[0] for length in steps.lengths]
-        axis.plot(lengths, _gib(steps.peak_bytes), ".", color=colour, label=limit["label"])
-        axis.plot(*_where_known(lengths, steps.predicted_bytes), "x", color=colour, alpha=0.5, ms=5)
-    _labels(axis, "padded length", "GiB: · real, × predicted, -- budget")
+        x = _extents(task, steps)
+        axis.plot(x, _gib(steps.peak_bytes), ".", color=colour, label=limit["label"])
+        axis.plot(*_where_known(x, steps.predicted_bytes), "x", color=colour, alpha=0.5, ms=5)
+    _labels(axis, TASKS[task].source.axis, "GiB: · real, × predicted, -- budget")
 
 
 def lengths(sheet: Sheet, task: str, axis: Any) -> None:
     survey, steps = sheet.results.surveys[task], _any_steps(sheet, task)
     if steps is None:
         return
-    axis.hist([length[0] for length in steps.lengths], bins=30, color="lightgray")
-    _labels(axis, "padded length", "batches")
+    axis.hist(_extents(task, steps), bins=30, color="lightgray")
+    _labels(axis, TASKS[task].source.axis, "batches")
     peaks = axis.twinx()
-    seen = sorted(survey.full_batches, key=lambda o: o.size.dims)
-    x = [_length(o.size) for o in seen]
+    seen = sorted(survey.full_batches, key=lambda o: (_extent(task, o.size), o.size.dims))
+    x = [_extent(task, o.size) for o in seen]
     peaks.plot(x, _gib([survey.kept_bytes(o.size) for o in seen]), "C0.-", label="all kept")
     peaks.plot(
         x, _gib([survey.recomputed_bytes(o.size) for o in seen]), "C1.-", label="all recomputed"
@@ -144,7 +146,7 @@ def step_time(sheet: Sheet, task: str, axis: Any) -> None:
     times = [v for _, _, steps in _three(sheet, task, budget) for v in steps.milliseconds]
     if times:  # the first steps of a run would flatten all others
         axis.set_ylim(0, 1.3 * np.percentile(times, 98))
-    _labels(axis, "padded length", "step, ms")
+    _labels(axis, TASKS[task].source.axis, "step, ms")
 
 
 def memory_held(sheet: Sheet, task: str, axis: Any) -> None:
@@ -154,7 +156,7 @@ def memory_held(sheet: Sheet, task: str, axis: Any) -> None:
         axis.plot(x, _gib(steps.peak_bytes), "_", color=_COLOURS[name], alpha=0.6)
     if budget:
         axis.axhline(budget / GIB, color="tab:red", linewidth=0.8, linestyle="--")
-    _labels(axis, "padded length", "GiB: · held, — in use, -- budget")
+    _labels(axis, TASKS[task].source.axis, "GiB: · held, — in use, -- budget")
 
 
 def _middle_budget(sheet: Sheet, task: str) -> int | None:
@@ -162,13 +164,13 @@ def _middle_budget(sheet: Sheet, task: str) -> int | None:
     return int(limits[len(limits) // 2]["total_bytes"]) if limits else None
 
 
-def _three(sheet: Sheet, task: str, budget: int | None) -> Iterator[tuple[str, list[int], Any]]:
-    """Plain, all recomputed and mimose, in their last round: lengths and steps."""
+def _three(sheet: Sheet, task: str, budget: int | None) -> Iterator[tuple[str, list[float], Any]]:
+    """Plain, all recomputed and mimose, in their last round: sizes and steps."""
     for name in ("plain", "torch-all", "mimose"):
         runs = sheet.runs(task, budget, name)
         if runs:
             steps = runs[max(runs)].steps
-            yield name, [length[0] for length in steps.lengths], steps
+            yield name, _extents(task, steps), steps
 
 
 def losses(sheet: Sheet, task: str, axis: Any) -> None:
@@ -196,7 +198,7 @@ def _gib(values: Any) -> list[float]:
     return [value / GIB for value in values]
 
 
-def _where_known(x: list[int], values: list[int | None]) -> tuple[list[int], list[float]]:
+def _where_known(x: list[float], values: list[int | None]) -> tuple[list[float], list[float]]:
     known = [(a, v / GIB) for a, v in zip(x, values, strict=True) if v is not None]
     return [a for a, _ in known], [v for _, v in known]
 
@@ -211,27 +213,29 @@ def _all_steps(sheet: Sheet, task: str) -> Iterator[Any]:
             yield record.run.steps
 
 
-def _length(size: InputSize) -> int:
-    """The last dimension of the input tokens."""
-    at = 0
-    for name, rank in size.layout:
-        at += rank
-        if name == "input_ids":
-            return size.dims[at - 1]
-    return size.dims[-1]
+def _extents(task: str, steps: Steps) -> list[float]:
+    """The size of a sample in each step, for an axis."""
+    return [TASKS[task].source.extent(lengths) for lengths in steps.lengths]
+
+
+def _extent(task: str, size: InputSize) -> float:
+    """The same of a size as mimose sees it, from the model's first input."""
+    source = TASKS[task].source
+    _, rank = size.layout[0]
+    return source.extent(size.dims[:rank][-source.sides :])
 
 
 _FIGURES: tuple[Any, ...] = (
     ("time-by-budget", "time of a whole run over plain training's, by budget", time_by_budget),
     (
         "step-time-and-memory",
-        "step time and memory by padded length, at one budget: plain, all recomputed, mimose",
+        "step time and memory by input size, at one budget: plain, all recomputed, mimose",
         step_time,
         memory_held,
     ),
-    ("memory-by-length", "mimose's peak by length, predicted and real", memory_by_length),
+    ("memory-by-length", "mimose's peak by input size, predicted and real", memory_by_length),
     ("overhead", "what deciding costs, in iterations", overhead),
-    ("lengths", "padded lengths, and the memory that they need", lengths),
+    ("lengths", "input sizes, and the memory that they need", lengths),
     ("single-block", "peak of the largest batch if one block is recomputed", single_block),
     ("losses", "loss, plain and mimose", losses),
 )

@@ -23,8 +23,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mimose.bench.arena import Trainee
+from mimose.bench.batches import BatchShape
 from mimose.bench.contestants import Contestant, StepNote
-from mimose.bench.workloads import BatchShape
 from mimose.costs import InputSize, Profile, RunCost
 from mimose.interception import find_blocks
 from mimose.memory import Meter
@@ -111,7 +111,7 @@ class Paper(Contestant):
 
     def step_begins(self, shape: BatchShape) -> None:
         self._steps += 1
-        self._elements = shape.rows * sum(shape.lengths)
+        self._elements = self.match.arena.task.source.elements(shape)
         if self._steps == OBSERVED_STEPS + 1:
             self._learn()
         if self._plans is not None:

@@ -7,28 +7,22 @@ needs (hence the floor), and the profiles that an oracle knows. Nobody's time is
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from mimose.bench.arena import Arena, Trainee, synchronize
+from mimose.bench.batches import BatchShape
 from mimose.bench.measuring import Observer
 from mimose.bench.playback import Plans, Playback, everything, only
-from mimose.bench.workloads import BatchShape
 from mimose.costs import InputSize, Profile, StepObservation
 from mimose.estimation import Estimator, with_shared_times
 from mimose.interception import Attachment, find_blocks
 from mimose.memory import Reserve
 from mimose.planning import KeepAll, Optimal, Plan, Planner, RecomputeAll
-
-_LENGTHS = 16
-_GRID = (6, 4)
-"""How many lengths are observed; of how many sources and targets, where there are both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +37,7 @@ class Survey:
     longest: InputSize
     """The largest that the data could give, drawn or not: what a static tool has to plan for."""
     base_bytes: int
-    """In use before a forward: parameters, optimizer state, the batch."""
+    """In use before a step: parameters and optimizer state; in older files the batch, too."""
     gradient_bytes: int
     needed_bytes: int
     """The peak of a whole step of the largest size with every block recomputed, as measured."""
@@ -148,17 +142,15 @@ def survey(arena: Arena) -> Survey:
 
 
 def _observed(arena: Arena, trainee: Trainee) -> tuple[list[StepObservation], int, int]:
-    """Observations, bytes in use before a forward, and the measured peak of the largest size."""
-    observer = Observer(trainee.model)
+    """Observations, bytes in use before a step, and the measured peak of the largest size."""
+    observer = Observer(trainee.model, input_size=arena.input_size)
     seen, base, needed = [], 0, 0
     meter = trainee.meter
     # The first step makes the optimizer's state and tries out every block: it is not counted.
     for number, shape in enumerate([arena.largest, arena.largest, *samples(arena)]):
-        batch = trainee.batch(shape, number)
         meter.reset_peak()
-        before = meter.read().in_use
-        trainee.forward(batch).backward()
-        del batch
+        before = meter.read().in_use  # a batch of images counts by its size, like activations
+        trainee.forward(trainee.batch(shape, number)).backward()
         start, record = observer.start, observer.record
         assert start is not None
         assert record is not None
@@ -178,16 +170,9 @@ def _observed(arena: Arena, trainee: Trainee) -> tuple[list[StepObservation], in
 def samples(arena: Arena) -> list[BatchShape]:
     """Sizes over the whole range, the largest first; then the longest of the data, and the run's
     last, a half batch."""
-    columns = list(zip(*(shape.lengths for shape in arena.shapes), strict=True))
-    counts = (_LENGTHS,) if len(columns) == 1 else _GRID
-    axes = [_spread(min(c), max(c), n) for c, n in zip(columns, counts, strict=True)]
-    shapes = [BatchShape(arena.largest.rows, lengths) for lengths in itertools.product(*axes)]
+    shapes = arena.task.source.samples(arena.shapes)
     more = [] if arena.longest in shapes else [arena.longest]
     return [*shapes, *more, arena.shapes[-1]]
-
-
-def _spread(low: int, high: int, count: int) -> list[int]:
-    return sorted({round(x) for x in np.linspace(low, high, count)}, reverse=True)
 
 
 def _single_blocks(arena: Arena, trainee: Trainee, seen: StepObservation) -> Iterable[int]:
