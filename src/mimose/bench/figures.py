@@ -23,9 +23,11 @@ _COLOURS = {
     "hf": "tab:olive",
     "hf-every-n": "tab:brown",
     "static": "tab:purple",
+    "static-drawn": "mediumpurple",
     "paper": "darkgreen",
     "greedy+shuttle": "tab:green",
     "dtr": "tab:red",
+    "dtr-uncapped": "salmon",
     "mimose": "tab:blue",
     "oracle": "black",
     "compile-budget": "tab:pink",
@@ -76,7 +78,18 @@ def time_by_budget(sheet: Sheet, task: str, axis: Any) -> None:
             y = [r.median for _, r in found]
             around = [[r.median - r.low for _, r in found], [r.high - r.median for _, r in found]]
             axis.errorbar(x, y, yerr=around, marker="o", label=name, color=_COLOURS[name])
+    _stars(sheet, task, axis)
     _labels(axis, "budget, GiB", "time / plain")
+
+
+def _stars(sheet: Sheet, task: str, axis: Any) -> None:
+    """The paper's stars: everything recomputed, and everything kept."""
+    survey, limits = sheet.results.surveys[task], sheet.limits(task)
+    axis.plot(survey.kept_bytes(survey.largest) / GIB, 1.0, "*", color=_COLOURS["plain"], ms=12)
+    slower = sheet.ratio(task, limits[0]["total_bytes"], "torch-all", "plain") if limits else None
+    if slower is not None:
+        least = survey.needed_bytes / GIB
+        axis.plot(least, slower.median, "*", color=_COLOURS["torch-all"], ms=12)
 
 
 def overhead(sheet: Sheet, task: str, axis: Any) -> None:
@@ -141,9 +154,9 @@ def single_block(sheet: Sheet, task: str, axis: Any) -> None:
 
 def step_time(sheet: Sheet, task: str, axis: Any) -> None:
     budget = _middle_budget(sheet, task)
-    for name, x, steps in _three(sheet, task, budget):
+    for name, x, steps in _compared(sheet, task, budget):
         axis.plot(x, steps.milliseconds, ".", color=_COLOURS[name], label=name)
-    times = [v for _, _, steps in _three(sheet, task, budget) for v in steps.milliseconds]
+    times = [v for _, _, steps in _compared(sheet, task, budget) for v in steps.milliseconds]
     if times:  # the first steps of a run would flatten all others
         axis.set_ylim(0, 1.3 * np.percentile(times, 98))
     _labels(axis, TASKS[task].source.axis, "step, ms")
@@ -151,7 +164,7 @@ def step_time(sheet: Sheet, task: str, axis: Any) -> None:
 
 def memory_held(sheet: Sheet, task: str, axis: Any) -> None:
     budget = _middle_budget(sheet, task)
-    for name, x, steps in _three(sheet, task, budget):
+    for name, x, steps in _compared(sheet, task, budget):
         axis.plot(x, _gib(steps.held_bytes), ".", color=_COLOURS[name], label=f"{name}, held")
         axis.plot(x, _gib(steps.peak_bytes), "_", color=_COLOURS[name], alpha=0.6)
     if budget:
@@ -164,13 +177,44 @@ def _middle_budget(sheet: Sheet, task: str) -> int | None:
     return int(limits[len(limits) // 2]["total_bytes"]) if limits else None
 
 
-def _three(sheet: Sheet, task: str, budget: int | None) -> Iterator[tuple[str, list[float], Any]]:
-    """Plain, all recomputed and mimose, in their last round: sizes and steps."""
-    for name in ("plain", "torch-all", "mimose"):
+def _compared(
+    sheet: Sheet,
+    task: str,
+    budget: int | None,
+    names: Sequence[str] = ("plain", "torch-all", "dtr", "mimose"),
+) -> Iterator[tuple[str, list[float], Steps]]:
+    """Some contestants in their last round: sizes and steps."""
+    for name in names:
         runs = sheet.runs(task, budget, name)
         if runs:
             steps = runs[max(runs)].steps
             yield name, _extents(task, steps), steps
+
+
+_BY_SIZE = ("static", "static-drawn", "mimose")
+
+
+def unused(sheet: Sheet, task: str, axis: Any) -> None:
+    budget = _middle_budget(sheet, task)
+    if budget is None:
+        return
+    for name, x, steps in _compared(sheet, task, budget, _BY_SIZE):
+        left = _gib(budget - peak for peak in steps.peak_bytes)
+        axis.plot(x, left, ".", color=_COLOURS[name], label=name)
+    _labels(axis, TASKS[task].source.axis, "budget less peak, GiB")
+
+
+def slowdown_by_size(sheet: Sheet, task: str, axis: Any) -> None:
+    budget = _middle_budget(sheet, task)
+    plain = next((steps for _, _, steps in _compared(sheet, task, budget, ("plain",))), None)
+    if plain is None:
+        return
+    for name, x, steps in _compared(sheet, task, budget, _BY_SIZE):
+        pairs = zip(steps.milliseconds, plain.milliseconds, strict=True)
+        slower = [mine / its if its else np.nan for mine, its in pairs]
+        axis.plot(x, slower, ".", color=_COLOURS[name], label=name)
+    axis.set_ylim(0.5, 2.5)  # observed steps and the first ones would flatten all others
+    _labels(axis, TASKS[task].source.axis, "step / plain's")
 
 
 def losses(sheet: Sheet, task: str, axis: Any) -> None:
@@ -226,14 +270,24 @@ def _extent(task: str, size: InputSize) -> float:
 
 
 _FIGURES: tuple[Any, ...] = (
-    ("time-by-budget", "time of a whole run over plain training's, by budget", time_by_budget),
+    (
+        "time-by-budget",
+        "time of a whole run over plain training's, by budget; stars: all recomputed, all kept",
+        time_by_budget,
+    ),
     (
         "step-time-and-memory",
-        "step time and memory by input size, at one budget: plain, all recomputed, mimose",
+        "step time and memory by input size, at one budget",
         step_time,
         memory_held,
     ),
     ("memory-by-length", "mimose's peak by input size, predicted and real", memory_by_length),
+    (
+        "left-unused",
+        "memory left unused and time lost by input size, at one budget: one plan for all, mimose",
+        unused,
+        slowdown_by_size,
+    ),
     ("overhead", "what deciding costs, in iterations", overhead),
     ("lengths", "input sizes, and the memory that they need", lengths),
     ("single-block", "peak of the largest batch if one block is recomputed", single_block),
