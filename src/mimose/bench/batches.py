@@ -79,8 +79,11 @@ class Source(ABC):
         """The largest batch that the data could give, drawn in a run or not."""
 
     @abstractmethod
-    def samples(self, shapes: Sequence[BatchShape]) -> list[BatchShape]:
-        """Full batches over the range of these shapes, the largest first."""
+    def samples(self, shapes: Sequence[BatchShape], count: int | None = None) -> list[BatchShape]:
+        """Full batches over the range of these shapes, the largest first.
+
+        At most so many, or as many as are needed to know the range well.
+        """
 
     @abstractmethod
     def extent(self, lengths: Sequence[int]) -> float:

@@ -36,11 +36,11 @@ class _Images(Source):
         full = max(shape.rows for shape in shapes)
         return max((s for s in shapes if s.rows == full), key=self.elements)
 
-    def samples(self, shapes: Sequence[BatchShape]) -> list[BatchShape]:
+    def samples(self, shapes: Sequence[BatchShape], count: int | None = None) -> list[BatchShape]:
         full = max(shape.rows for shape in shapes)
         by_size = {shape.lengths: shape for shape in shapes if shape.rows == full}
         ordered = sorted(by_size.values(), key=self.elements)
-        return [ordered[at] for at in spread(0, len(ordered) - 1, _SAMPLES)]
+        return [ordered[at] for at in spread(0, len(ordered) - 1, count or _SAMPLES)]
 
     def extent(self, lengths: Sequence[int]) -> float:
         height, width = lengths

@@ -7,7 +7,7 @@ needs (hence the floor), and the profiles that an oracle knows. Nobody's time is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -126,7 +126,7 @@ def survey(arena: Arena) -> Survey:
     with arena.trainee() as trainee:
         blocks = find_blocks(trainee.model)
         trainee.warm_up(min(arena.shapes))
-        seen, base, needed = _observed(arena, trainee)
+        seen, base, needed = _observed(arena, trainee, samples(arena))
         return Survey(
             task=arena.task.name,
             blocks=tuple(block.name for block in blocks),
@@ -141,13 +141,23 @@ def survey(arena: Arena) -> Survey:
         )
 
 
-def _observed(arena: Arena, trainee: Trainee) -> tuple[list[StepObservation], int, int]:
+def observe(arena: Arena, count: int) -> list[StepObservation]:
+    """What full batches of so many sizes cost; fewer if the run has fewer."""
+    with arena.trainee() as trainee:
+        trainee.warm_up(min(arena.shapes))
+        shapes = arena.task.source.samples(arena.shapes, count)
+        return _observed(arena, trainee, shapes)[0]
+
+
+def _observed(
+    arena: Arena, trainee: Trainee, shapes: Sequence[BatchShape]
+) -> tuple[list[StepObservation], int, int]:
     """Observations, bytes in use before a step, and the measured peak of the largest size."""
     observer = Observer(trainee.model, input_size=arena.input_size)
     seen, base, needed = [], 0, 0
     meter = trainee.meter
     # The first step makes the optimizer's state and tries out every block: it is not counted.
-    for number, shape in enumerate([arena.largest, arena.largest, *samples(arena)]):
+    for number, shape in enumerate([arena.largest, arena.largest, *shapes]):
         meter.reset_peak()
         before = meter.read().in_use  # a batch of images counts by its size, like activations
         trainee.forward(trainee.batch(shape, number)).backward()

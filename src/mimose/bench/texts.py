@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -17,8 +18,8 @@ from mimose.bench.batches import LENGTHS, Batch, BatchShape, RandomTensors, Sour
 _SMALLER = 2
 """By how much lengths are divided for small models."""
 _LENGTHS = 16
-_GRID = (6, 4)
-"""How many lengths are observed; of how many sources and targets, where there are both."""
+_PAIRS = 24
+"""How many lengths are observed; how many pairs of source and target."""
 
 
 @final
@@ -44,9 +45,9 @@ class Texts(Source):
         tables = (_counts(file) for file in self.files)
         return BatchShape(rows, tuple(self._cut(max(lengths), small) for lengths, _ in tables))
 
-    def samples(self, shapes: Sequence[BatchShape]) -> list[BatchShape]:
+    def samples(self, shapes: Sequence[BatchShape], count: int | None = None) -> list[BatchShape]:
         columns = list(zip(*(shape.lengths for shape in shapes), strict=True))
-        counts = (_LENGTHS,) if len(columns) == 1 else _GRID
+        counts = (count or _LENGTHS,) if len(columns) == 1 else _grid(count or _PAIRS)
         axes = [spread(min(c), max(c), n) for c, n in zip(columns, counts, strict=True)]
         return [BatchShape(shapes[0].rows, lengths) for lengths in itertools.product(*axes)]
 
@@ -59,6 +60,12 @@ class Texts(Source):
     def _cut(self, length: int, small: bool) -> int:
         length = min(length, self.cut)
         return max(4, length // _SMALLER) if small else length
+
+
+def _grid(count: int) -> tuple[int, int]:
+    """So many pairs as sources times targets, half as many sources again as targets."""
+    targets = math.isqrt(count * 2 // 3)
+    return count // targets, targets
 
 
 @functools.cache
