@@ -64,7 +64,7 @@ class Source(ABC):
     axis: ClassVar[str]
     """What `extent` is, for the axis of a figure."""
     sides: ClassVar[int]
-    """How many of the last dimensions of the model's first input vary."""
+    """How many of the last dimensions of the model's input vary."""
 
     @abstractmethod
     def draw(self, random: Random, rows: int, *, small: bool) -> BatchShape:

@@ -78,10 +78,10 @@ def limits(survey: Survey, sizes: Sequence[InputSize], asked: Asked) -> list[Lim
 
 
 def too_small(survey: Survey, asked: Asked) -> list[str]:
-    """Budgets in bytes that are below the task's floor; refused if no other was asked for."""
+    """Budgets in bytes that are below the task's floor; refused if all in bytes are."""
     floor = floor_bytes(survey)
     below = [text for text, number in _in_bytes(asked) if number < floor]
-    if below and len(below) == len(asked.total) and not asked.between and not asked.tight:
+    if below and len(below) == len(asked.total):
         raise BenchError(
             f"budget {', '.join(below)} is below the floor of {survey.task}: with every block "
             f"recomputed its largest batch needs {text_of(survey.needed_bytes)}, and 1.05 times "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -263,10 +264,12 @@ def _extents(task: str, steps: Steps) -> list[float]:
 
 
 def _extent(task: str, size: InputSize) -> float:
-    """The same of a size as mimose sees it, from the model's first input."""
-    source = TASKS[task].source
-    _, rank = size.layout[0]
-    return source.extent(size.dims[:rank][-source.sides :])
+    """The same of a size as mimose sees it, from the tensor with the most dimensions."""
+    source, ends = TASKS[task].source, itertools.accumulate(rank for _, rank in size.layout)
+    _, end = max(
+        zip((rank for _, rank in size.layout), ends, strict=True), key=lambda pair: pair[0]
+    )
+    return source.extent(size.dims[end - source.sides : end])
 
 
 _FIGURES: tuple[Any, ...] = (
