@@ -15,7 +15,15 @@ from mimose.bench.estimator_tables import by_samples, estimators
 from mimose.bench.estimators import compare
 from mimose.bench.goals import fullest, goals, left_out_of_static
 from mimose.bench.harness import Run, Steps
-from mimose.bench.paper_tables import deciding, eviction, left_unused, loosest, plans_made, stars
+from mimose.bench.paper_tables import (
+    deciding,
+    eviction,
+    left_unused,
+    loosest,
+    plans_made,
+    predictions,
+    stars,
+)
 from mimose.bench.records import Record, Results
 from mimose.bench.tables import ratios
 from mimose.bench.waste import parts, shortest_quarter, waste
@@ -245,6 +253,18 @@ def test_new_plans_stand_beside_the_sizes_of_the_run() -> None:
     assert "| mimose | 1 | 2 | – |" in (plans_made(sheet) or "")
 
 
+def test_predictions_are_judged_by_how_much_they_are_too_low_and_too_high() -> None:
+    run = made([10.0] * 4)
+    steps = replace(
+        run.steps,
+        rows=[4, 4, 4, 2],  # the last batch is not full
+        predicted_bytes=[None, 990, 1040, 5000],
+        real_bytes=[None, 1000, 1000, 1000],
+    )
+    sheet = sheet_of({("mimose", 0): replace(run, steps=steps)})
+    assert "| mimose | 2 | 1.000% | 2.000% | 4.000% |" in (predictions(sheet) or "")
+
+
 def test_the_stars_are_the_least_and_the_most_of_the_largest_batch() -> None:
     sheet = sheet_of({("torch-all", 0): made([30.0]), ("plain", 0): made([20.0])})
     survey = surveyed("QA-Bert")
@@ -260,6 +280,15 @@ def test_a_quadratic_beats_a_line_and_ours_is_no_worse_than_a_tree() -> None:
         assert of["polynomial, degree 2"] < of["polynomial, degree 1"]
         assert of["mimose"] < 0.01 < of["decision tree"]
     assert {row["samples"] for row in rows} == {4, 6, 8, 10}
+
+
+def test_sizes_that_nothing_is_known_of_yet_are_counted_not_guessed() -> None:
+    rows = compare(surveyed("ViT").full_batches)
+    ours = [row for row in rows if row["estimator"] == "mimose"]
+    assert {4, 6} <= {row["samples"] for row in ours}
+    assert all("missing" in row or 0 <= row["not_predicted"] < 1 for row in ours)
+    others = (row for row in rows if row["estimator"] == "decision tree")
+    assert all(row["not_predicted"] == 0 for row in others)
 
 
 def test_the_row_of_xgboost_says_when_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ RUNNING = (
 BLOCKS = 4
 
 
-@pytest.mark.parametrize("name", RUNNING)
+@pytest.mark.parametrize("name", [*RUNNING, "dtr-uncapped"])
 def test_everybody_gets_the_losses_of_plain_training(name: str) -> None:
     outcome = trained(name)
     assert outcome.missing is None

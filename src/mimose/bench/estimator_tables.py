@@ -17,6 +17,7 @@ _COLUMNS = {
     "prediction, ms": ("predict_ms", ".3f"),
     "mean error": ("mean_error", ".3%"),
     "worst error": ("worst_error", ".3%"),
+    "sizes not predicted": ("not_predicted", ".0%"),
     "training of all layers, ms": ("layers_fit_ms", ".2f"),
     "prediction of all layers, ms": ("layers_predict_ms", ".3f"),
     "mean error of a layer": ("layers_mean_error", ".3%"),

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from mimose.bench.extras import need
+from mimose.bench.survey import planned_with
 from mimose.costs import Profile, StepObservation
 from mimose.estimation import Estimator
 from mimose.planning import KeepAll
@@ -29,7 +30,8 @@ _REPEATS = 5
 
 Quantities = Callable[[Profile], Sequence[float]]
 """What is to be predicted of a step."""
-Predict = Callable[[StepObservation], Sequence[float]]
+Predict = Callable[[StepObservation], "Sequence[float] | None"]
+"""None where an estimator does not know yet."""
 Fit = Callable[[Sequence[StepObservation], Quantities], Predict]
 
 
@@ -40,8 +42,9 @@ def compare(observations: Sequence[StepObservation]) -> list[dict[str, Any]]:
     rows = []
     for count in counts:
         for name, fit in _estimators().items():
-            row = {"missing": fit} if isinstance(fit, str) else _row(fit, seen, count)
-            rows.append({"estimator": name, "samples": count, **row})
+            row = fit if isinstance(fit, str) else _row(fit, seen, count)
+            told = {"missing": row} if isinstance(row, str) else row
+            rows.append({"estimator": name, "samples": count, **told})
     return rows
 
 
@@ -54,13 +57,12 @@ def _in_random_order(observations: Sequence[StepObservation]) -> list[StepObserv
     return ends + inner
 
 
-def _row(fit: Fit, seen: Sequence[StepObservation], count: int) -> dict[str, float]:
+def _row(fit: Fit, seen: Sequence[StepObservation], count: int) -> dict[str, float] | str:
     train, test = seen[:count], seen[count:]
-    layers = _judged(fit, train, test, _saved_by_layer)
-    return {
-        **_judged(fit, train, test, _peak),
-        **{f"layers_{name}": value for name, value in layers.items()},
-    }
+    peak, layers = (_judged(fit, train, test, each) for each in (_peak, _saved_by_layer))
+    if peak is None or layers is None:
+        return "predicts no other size yet"
+    return {**peak, **{f"layers_{name}": value for name, value in layers.items()}}
 
 
 def _judged(
@@ -68,25 +70,32 @@ def _judged(
     train: Sequence[StepObservation],
     test: Sequence[StepObservation],
     quantities: Quantities,
-) -> dict[str, float]:
+) -> dict[str, float] | None:
+    """Times and errors; None if there is no prediction to judge."""
     fit_seconds = []
     for _ in range(_REPEATS):
         began = time.perf_counter()
         predict = fit(train, quantities)
         fit_seconds.append(time.perf_counter() - began)
-    errors, latencies = [], []
+    errors: list[float] = []
+    latencies, unknown = [], 0
     for observation in test:
         began = time.perf_counter()
         guesses = predict(observation)
         latencies.append(time.perf_counter() - began)
-        truths = quantities(observation.profile)
-        pairs = zip(guesses, truths, strict=True)
+        if guesses is None:
+            unknown += 1
+            continue
+        pairs = zip(guesses, quantities(observation.profile), strict=True)
         errors += [abs(guess - truth) / truth for guess, truth in pairs if truth]
+    if not errors:
+        return None
     return {
         "fit_ms": 1e3 * statistics.median(fit_seconds),
         "predict_ms": 1e3 * statistics.median(latencies),
         "mean_error": float(np.mean(errors)),
         "worst_error": float(np.max(errors)),
+        "not_predicted": unknown / len(test),
     }
 
 
@@ -103,10 +112,9 @@ def _ours(train: Sequence[StepObservation], quantities: Quantities) -> Predict:
     for observation in train:
         estimator.learn(observation)
 
-    def predict(observation: StepObservation) -> Sequence[float]:
-        prediction = estimator.predict(observation.size) or estimator.bound(observation.size)
-        assert prediction is not None
-        return quantities(prediction.profile)
+    def predict(observation: StepObservation) -> Sequence[float] | None:
+        prediction = planned_with(estimator, observation.size)
+        return None if prediction is None else quantities(prediction.profile)
 
     return predict
 

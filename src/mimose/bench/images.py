@@ -20,8 +20,8 @@ from mimose.bench.batches import LENGTHS, Batch, BatchShape, RandomTensors, Sour
 Size = tuple[int, int]
 """Height and width."""
 
-_SAMPLES = 24
-"""How many of a run's sizes are observed: both sides vary."""
+_SAMPLES = 48
+"""How many of a run's sizes are observed: both sides vary, and memory may grow in steps."""
 _SMALLER = 4
 """By how much sides are divided for small models."""
 

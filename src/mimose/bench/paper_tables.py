@@ -1,4 +1,4 @@
-"""Tables that answer the paper's: its stars, its Table 2, its Figs. 4 and 5."""
+"""Tables that answer the paper's: its stars, its Table 2, its Figs. 4 and 5, its predictions."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ HOW_TO_READ = """\
 - *New plans*: how many were made in the run, how many different sizes it has, and how many an epoch
   of the whole training set has. Plans are also made anew when the estimate changes, so there can be
   more plans than sizes. The paper made 17, 69, 24 and 51 plans in an epoch of its tasks.
+- *Predicted peaks*: of full batches in planned steps of the first round, by how much the peak was
+  predicted too low at worst, and too high on average and at worst.
 - *Left unused* (the paper's Fig. 4): budget less the peak in use, the mean over all steps and over
   the shortest quarter of the batches; and the time on that quarter over plain training's.
 - *At the loosest budget*: time over plain training's.
@@ -48,6 +50,7 @@ def sections(sheet: Sheet) -> Iterator[tuple[str, str]]:
         "The two stars": stars,
         "What deciding costs, in milliseconds": deciding,
         "New plans": plans_made,
+        "Predicted peaks": predictions,
         "Left unused": left_unused,
         "At the loosest budget": loosest,
         "Deciding, recomputing and memory held": eviction,
@@ -120,6 +123,21 @@ def _epoch(sheet: Sheet, task: str) -> str:
         return "–"
     steps = math.ceil(samples / (TASKS[task].rows * sheet.scale))
     return f"{sheet.sizes(task, steps)} in {steps:,} steps"
+
+
+def predictions(sheet: Sheet) -> str | None:
+    """How far predicted peaks were from real ones."""
+    rows = []
+    for task, limit in _cells(sheet):
+        for name in ("mimose", "greedy+shuttle"):
+            errors = sheet.prediction_errors(task, limit["total_bytes"], name)
+            if errors:
+                over = [max(error, 0.0) for error in errors]
+                shares = (max(0.0, -min(errors)), statistics.fmean(over), max(over))
+                cells = (f"{share:.3%}" for share in shares)
+                rows.append([task, limit_text(limit), name, str(len(errors)), *cells])
+    header = ["task", "budget", "who", "steps", "too low, worst", "too high, mean"]
+    return table([*header, "too high, worst"], rows) if rows else None
 
 
 def left_unused(sheet: Sheet) -> str | None:

@@ -19,7 +19,7 @@ from mimose.bench.batches import BatchShape
 from mimose.bench.measuring import Observer
 from mimose.bench.playback import Plans, Playback, everything, only
 from mimose.costs import InputSize, Profile, StepObservation
-from mimose.estimation import Estimator, with_shared_times
+from mimose.estimation import Estimator, Prediction, with_shared_times
 from mimose.interception import Attachment, find_blocks
 from mimose.memory import Reserve
 from mimose.planning import KeepAll, Optimal, Plan, Planner, RecomputeAll
@@ -67,8 +67,8 @@ class Survey:
             # noise.
             profile = with_shared_times(seen).profile
         else:
-            prediction = self.estimator.predict(size) or self.estimator.bound(size)
-            assert prediction is not None, "the largest size was observed"
+            prediction = planned_with(self.estimator, size)
+            assert prediction is not None, "sizes over the whole range were observed"
             profile = prediction.profile
         return profile.in_step(self.observations[-1].conditions)
 
@@ -119,6 +119,11 @@ class Survey:
             layout, dims = own[name]
             own[name] = InputSize(tuple((tensor, rank) for tensor, rank in layout), tuple(dims))
         return cls(**own)
+
+
+def planned_with(estimator: Estimator, size: InputSize) -> Prediction | None:
+    """What mimose plans a size with: a prediction, a larger size's costs, or a generous guess."""
+    return estimator.predict(size) or estimator.bound(size) or estimator.guess(size)
 
 
 def survey(arena: Arena) -> Survey:
