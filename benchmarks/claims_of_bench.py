@@ -35,7 +35,7 @@ def _eightfold() -> Sheet:
 
 
 def _means(sheet: Sheet, rival: str, counts: Callable[[str, int], bool] = lambda *_: True) -> float:
-    cells = [cell for cell in sheet.cells_of_paper if counts(*cell)]
+    cells = [c for c in sheet.cells_of_paper if counts(*c) and sheet.fits(*c, rival)]
     ratios = [sheet.ratio(*cell, "mimose", rival) for cell in cells]
     return statistics.fmean(ratio.median for ratio in ratios if ratio is not None)
 
@@ -136,6 +136,7 @@ def _mean_of_round(rival: str, number: int) -> float:
     runs = [
         (main.runs(*cell, "mimose")[number], main.runs(*cell, rival)[number])
         for cell in main.cells_of_paper
+        if main.fits(*cell, rival)
     ]
     ratios = [time_ratio(one, other) for one, other in runs]
     return statistics.fmean(ratio for ratio in ratios if ratio is not None)

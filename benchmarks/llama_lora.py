@@ -67,7 +67,7 @@ def _add_lora(layer: nn.Module, rank: int) -> None:
     for part in list(layer.modules()):
         for name, child in list(part.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(part, name, LoraLinear(child, rank))
+                part.register_module(name, LoraLinear(child, rank))
 
 
 def make(layers: int, device: str, **overrides: Any) -> LlamaLora:

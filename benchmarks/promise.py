@@ -8,13 +8,12 @@ steps or blocks run again, plans corrected while they ran, and the most that the
 - The tasks of `tasks.py` on real lengths, at the budgets that plain training exceeds on half of
   the steps (as `planner_quality.py` found them; TC-Bert on a tenth, or its longest do not fit).
 - `rows`: later blocks see a random share of the tokens, so the size does not tell the memory.
-- `detector`: torchvision's Faster R-CNN on COCO's image sizes.
+- `detector`: torchvision's Faster R-CNN on COCO's image sizes, as in `mimose bench`.
 - `regimes`: BERT-base, its lower half unfrozen at a third of the run, autocast from two thirds on.
 """
 
 from __future__ import annotations
 
-import csv
 import gc
 import random
 import time
@@ -28,11 +27,12 @@ from torch import nn
 import mimose
 from common import circumstances, parser_of, save
 from mimose.bench.circumstances import settle_device
-from mimose.bench.workloads import LENGTHS
+from mimose.bench.workloads import TASKS as WORKLOADS
 from mimose.memory import meter_for
 from tasks import TASKS
 
 GIB = 1 << 30
+DETECTOR = WORKLOADS["Faster-RCNN"]
 
 
 @dataclass(frozen=True)
@@ -103,50 +103,21 @@ def rows_case() -> Case:
     return Case(lambda: Rows().to("cuda"), losses, share_of_plain(0.6), {})
 
 
-def coco_sizes() -> list[tuple[int, int]]:
-    with (LENGTHS / "coco_val2017_sizes.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    return [(int(r["height"]), int(r["width"])) for r in rows for _ in range(int(r["count"]))]
-
-
 def detector_case() -> Case:
-    from torchvision.models.detection import fasterrcnn_resnet50_fpn
-
-    def make() -> nn.Module:
-        return fasterrcnn_resnet50_fpn(
-            weights=None, weights_backbone=None, trainable_backbone_layers=5
-        ).to("cuda")
+    task = DETECTOR
 
     def losses(model: nn.Module, steps: int) -> Iterator[Callable[[], torch.Tensor]]:
-        draw, sizes = random.Random(0), coco_sizes()
-        for _ in range(steps):
-            images = [torch.rand(3, *draw.choice(sizes), device="cuda") for _ in range(4)]
-            targets = [boxes_in(image, draw) for image in images]
-            yield lambda images=images, targets=targets: sum(  # type: ignore[misc]
-                model(images, targets).values()
-            )
+        for number, shape in enumerate(task.shapes(steps, scale=1, small=False)):
+            batch = task.batch(shape, number, torch.device("cuda"))
+            yield lambda batch=batch: task.loss(model(**batch))  # type: ignore[misc]
 
-    return Case(make, losses, share_of_plain(0.7), {"input_size": padded_size})
-
-
-def boxes_in(image: torch.Tensor, draw: random.Random) -> dict[str, torch.Tensor]:
-    height, width = image.shape[1:]
-    boxes = []
-    for _ in range(draw.randint(1, 20)):
-        x, y = draw.uniform(0, width - 20), draw.uniform(0, height - 20)
-        boxes.append([x, y, draw.uniform(x + 10, width), draw.uniform(y + 10, height)])
-    labels = torch.randint(1, 91, (len(boxes),), device=image.device)
-    return {"boxes": torch.tensor(boxes, device=image.device), "labels": labels}
-
-
-def padded_size(images: list[torch.Tensor], targets: Any = None) -> tuple[int, int, int]:
-    """What the detector makes of a batch: each image scaled, all padded to the largest."""
-    scaled = []
-    for image in images:
-        low, high = sorted(image.shape[1:])
-        scale = min(800 / low, 1333 / high)
-        scaled.append([-(-int(side * scale) // 32) * 32 for side in image.shape[1:]])
-    return len(images), max(s[0] for s in scaled), max(s[1] for s in scaled)
+    assert task.input_size is not None
+    return Case(
+        lambda: task.make(False, task.attention).to("cuda"),
+        losses,
+        share_of_plain(0.7),
+        {"input_size": task.input_size(False)},
+    )
 
 
 def regimes_case() -> Case:

@@ -339,6 +339,25 @@ def _outcome(run: dict[str, Any] | None) -> str:
     return f"{run['runs_recomputed']}{lost} ({run['seconds']:.1f})"
 
 
+def operator_memory(result: dict[str, Any]) -> Iterator[str]:
+    yield "## Memory of operators (`operator_memory.py`)"
+    yield (
+        f"{where(result)}. What a forward leaves in use at its end, by the class of the operators "
+        "that made it, at the smallest and the largest of the sizes traced; and the least degree "
+        "of a polynomial of the input's size that is nowhere more than 1 % of the largest off."
+    )
+    rows = []
+    for task, found in result["tasks"].items():
+        first, last = found["rows"][0], found["rows"][-1]
+        span = f"{first['extent']:g} to {last['extent']:g}"
+        for name, degree in found["degrees"].items():
+            ends = (one["bytes"].get(name, 0) / 2**20 for one in (first, last))
+            grows = "none" if degree is None else str(degree)
+            rows.append([task, found["axis"], span, name, *(f"{n:.1f}" for n in ends), grows])
+    header = ["task", "size", "from – to", "operators", "least, MiB", "most, MiB", "degree"]
+    yield table(header, rows)
+
+
 def dtr_against_simrd(result: dict[str, Any]) -> Iterator[str]:
     yield "## Our DTR against the authors'\n"
     runs = [
@@ -388,6 +407,7 @@ def _calls_per_second(calls: int, pairs: list[dict[str, Any]]) -> str:
 WRITERS = {
     "ablation": ablation,
     "allocator": allocator,
+    "operator_memory": operator_memory,
     "dtr_against_simrd": dtr_against_simrd,
     "first_steps": first_steps,
     "fragmentation": fragmentation,

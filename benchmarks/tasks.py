@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from mimose.bench import workloads
-from mimose.bench.workloads import Batch, BatchShape
+from mimose.bench.batches import Batch, BatchShape
+from mimose.bench.texts import Texts
 
 
 @dataclass(frozen=True)
@@ -44,5 +45,9 @@ class Task:
         return shapes[:-1]  # the last one is not full
 
 
-TASKS = {name: Task(name, work) for name, work in workloads.TASKS.items() if len(work.sources) == 1}
+TASKS = {
+    name: Task(name, work)
+    for name, work in workloads.TASKS.items()
+    if isinstance(work.source, Texts) and len(work.source.files) == 1
+}
 TASKS["tiny"] = Task("tiny", workloads.TASKS["QA-Bert"], small=True)

@@ -24,8 +24,8 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from common import circumstances, llama_1b, parser_of, save, spread
+from mimose.bench.batches import LENGTHS
 from mimose.bench.circumstances import settle_device
-from mimose.bench.workloads import LENGTHS
 from mimose.integrations.huggingface import enable
 
 WAYS = ("plain", "gradient_checkpointing", "mimose")

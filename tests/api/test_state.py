@@ -323,7 +323,11 @@ def test_what_was_written_in_older_formats_is_the_same_knowledge(good: State, nu
         handle.load_state_dict(older)
         train(model, texts_of([60]))
         again = handle.state_dict()
-    assert again["chapters"] == good["chapters"]
+    expected = copy.deepcopy(good["chapters"])
+    for observation in expected[0]["knowledge"]["observations"]:
+        for run in observation["runs"]:
+            run[-2:] = [False, 0]  # what older formats did not have
+    assert again["chapters"] == expected
 
 
 @pytest.mark.parametrize("gaps", [True, False])

@@ -35,6 +35,6 @@ def half_tight(task: str) -> int:
 
 
 @once
-def trained(contestant: str, task: str = "QA-Bert") -> Run:
-    match = Match(arena(task), surveyed(task), half_tight(task))
+def trained(contestant: str, task: str = "QA-Bert", steps: int = STEPS) -> Run:
+    match = Match(arena(task, steps), surveyed(task), half_tight(task))
     return run(contestant_named(contestant), match)

@@ -83,12 +83,13 @@ def test_the_same_command_measures_nothing_again(measured: Path) -> None:
 
 def test_tables_and_figures_come_of_a_finished_file(measured: Path) -> None:
     page = (measured.with_suffix("") / "README.md").read_text()
-    for heading in ("Against the others", "Everybody", "What deciding costs", "Estimators"):
+    headings = ("Against the others", "Everybody", "What deciding costs", "Estimators")
+    for heading in (*headings, "The two stars", "Left unused", "At the loosest budget"):
         assert f"### {heading}" in page
     assert "| TC-Bert | tight 50" in page
     assert "3.95" in page
     figures = {path.name for path in (measured.with_suffix("") / "results").iterdir()}
-    assert len(figures) == 7
+    assert len(figures) == 8
     assert {"time-by-budget.png", "step-time-and-memory.png", "losses.png"} < figures
 
 

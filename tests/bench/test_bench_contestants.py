@@ -16,6 +16,7 @@ RUNNING = (
     "hf",
     "hf-every-n",
     "static",
+    "static-drawn",
     "paper",
     "greedy+shuttle",
     "dtr",
@@ -25,7 +26,7 @@ RUNNING = (
 BLOCKS = 4
 
 
-@pytest.mark.parametrize("name", RUNNING)
+@pytest.mark.parametrize("name", [*RUNNING, "dtr-uncapped"])
 def test_everybody_gets_the_losses_of_plain_training(name: str) -> None:
     outcome = trained(name)
     assert outcome.missing is None
@@ -56,6 +57,32 @@ def test_who_recomputes_how_much() -> None:
     pairs = zip(recomputed["oracle"], recomputed["static"], strict=True)
     assert all(best <= fixed for best, fixed in pairs if best is not None and fixed is not None)
     assert set(recomputed["oracle"]) != set(recomputed["static"])
+
+
+def test_a_plan_for_the_batches_drawn_recomputes_no_more_than_one_for_all_of_the_data() -> None:
+    drawn, longest = trained("static-drawn", "TC-Bert"), trained("static", "TC-Bert")
+    (least,), (most,) = set(drawn.steps.recomputed), set(longest.steps.recomputed)
+    assert least is not None
+    assert most is not None
+    assert least < most
+    assert drawn.spent == {"plan_fits": True}
+
+
+def test_dtr_tells_what_it_spent_on_deciding_and_on_recomputing() -> None:
+    outcome = trained("dtr")
+    recomputed = [n for n in outcome.steps.recomputed if n is not None]
+    assert outcome.spent["evictions"] == sum(recomputed) > 0
+    assert 0 < outcome.spent["recompute_seconds"] < outcome.seconds
+    assert 0 < outcome.spent["deciding_seconds"] < outcome.seconds
+
+
+def test_the_papers_system_tells_what_learning_and_planning_took() -> None:
+    spent = trained("paper", steps=STEPS + 4).spent
+    assert spent["observed_steps"] == 10
+    assert spent["fits"] == 1
+    assert spent["plans"] >= 1
+    assert 0 < spent["plan_seconds"] <= spent["deciding_seconds"]
+    assert spent["fit_seconds"] > 0
 
 
 def test_mimose_observes_first_and_then_plans_as_the_oracle_does() -> None:
@@ -130,4 +157,4 @@ def test_every_n_layers_is_as_sparse_as_the_budget_allows() -> None:
 def test_an_unknown_contestant_is_refused_with_the_names_of_all() -> None:
     with pytest.raises(BenchError, match="'nobody'; they are plain, torch-all, hf"):
         contestant_named("nobody")
-    assert len(CONTESTANTS) == 12
+    assert len(CONTESTANTS) == 14

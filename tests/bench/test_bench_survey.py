@@ -7,12 +7,12 @@ import json
 import pytest
 from bench_parts import arena, limits_of, surveyed
 
-from mimose.bench.budgets import Asked, floor_bytes
+from mimose.bench.budgets import Asked, floor_bytes, too_small
 from mimose.bench.extras import BenchError
 from mimose.bench.survey import Survey
 
 
-@pytest.mark.parametrize("task", ["QA-Bert", "T5-base"])
+@pytest.mark.parametrize("task", ["QA-Bert", "T5-base", "ResNet-50", "ViT"])
 def test_plain_peaks_are_known_without_training_plainly(task: str) -> None:
     known = surveyed(task)
     with arena(task).trainee() as trainee:
@@ -70,7 +70,13 @@ def test_no_budget_is_below_the_floor_and_that_is_said() -> None:
 
 def test_bytes_below_the_floor_are_refused_with_what_is_needed() -> None:
     with pytest.raises(BenchError, match=r"budget 2MiB is below the floor of QA-Bert.* Raise --b"):
-        limits_of("QA-Bert", Asked(total=("2MiB",)))
+        too_small(surveyed("QA-Bert"), Asked(total=("2MiB",)))
+
+
+def test_of_several_budgets_those_below_the_floor_are_left_out() -> None:
+    asked = Asked(total=("2MiB", "1GiB"))
+    assert too_small(surveyed("QA-Bert"), asked) == ["2MiB"]
+    assert [limit.label for limit in limits_of("QA-Bert", asked)] == ["1GiB"]
 
 
 @pytest.mark.parametrize(

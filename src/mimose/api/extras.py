@@ -15,7 +15,8 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     "cli": _CLI,
     "hf": _HF,
     "lightning": {"lightning": "2.5"},
-    "bench": {**_CLI, **_HF, "scikit-learn": "1.5", "matplotlib": "3.9"},
+    "bench": {**_CLI, **_HF, "scikit-learn": "1.5", "matplotlib": "3.9", "xgboost-cpu": "3.0"},
+    "vision": {"torchvision": "0.26"},
 }
 """The packages of each extra in pyproject.toml and their minimum versions."""
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mimose.bench.contestants import StaticPlan
 from mimose.bench.harness import Run, Steps
 from mimose.bench.lineup import CONTESTANTS
 from mimose.bench.records import Results
@@ -65,6 +66,8 @@ class Overhead:
     """Estimates and plans for one new plan."""
     same_plan_milliseconds: float | None
     """By how much a step took longer in which the oracle recomputed as many blocks; the mean."""
+    iteration_milliseconds: float
+    """A step of the oracle, on average."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +146,17 @@ class Sheet:
         pairs = [(mine[k], its[k]) for k in sorted(mine.keys() & its.keys())]
         return Spread.of([r for r in (time_ratio(a, b) for a, b in pairs) if r is not None])
 
+    def fits(self, task: str, budget: int, contestant: str) -> bool:
+        """Whether the plan of a static tool fits the budget; True for all that have no such plan.
+
+        Where it does not, the tool recomputes everything and still would not fit. Its time is shown
+        and marked, but not averaged in.
+        """
+        kind = CONTESTANTS[contestant]
+        if not issubclass(kind, StaticPlan):
+            return True
+        return kind.plan(self.results.surveys[task], budget).fits
+
     def without_longer_data(self, tasks: Iterable[str]) -> list[str]:
         """Those whose data has no longer batch than was drawn: `static` planned for a drawn one."""
         surveys = self.results.surveys
@@ -168,9 +182,9 @@ class Sheet:
         return max((run.out_of_memory for run in runs), default=0)
 
     def overhead(self, task: str, budget: int | None, contestant: str) -> list[Overhead]:
-        """What a contestant spends beyond the oracle, round by round."""
+        """What a contestant spends beyond the oracle, round by round; none if it does not tell."""
         mine, best = self.runs(task, budget, contestant), self.runs(task, budget, "oracle")
-        rounds = sorted(mine.keys() & best.keys())
+        rounds = sorted(k for k in mine.keys() & best.keys() if "fit_seconds" in mine[k].spent)
         more = self.sizes(task, 1000) / self.sizes(task, self.results.conditions["steps"])
         return [_overhead(mine[k], best[k], more) for k in rounds]
 
@@ -281,6 +295,7 @@ def _overhead(run: Run, oracle: Run, more_sizes: float) -> Overhead:
         + max(0.0, deciding - again) * more_sizes,
         plan_milliseconds=1e3 * new / spent["plans"] if spent["plans"] else None,
         same_plan_milliseconds=mean(_same_plan(run.steps, oracle.steps)),
+        iteration_milliseconds=1e3 * iteration,
     )
 
 

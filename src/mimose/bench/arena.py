@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from mimose.bench.batches import Batch, BatchShape
 from mimose.bench.extras import BenchError
-from mimose.bench.workloads import Batch, BatchShape, Task
+from mimose.bench.workloads import Task
 from mimose.costs import InputSize
 from mimose.memory import Clock, meter_for
-from mimose.tensors import argument_names, input_size
+from mimose.tensors import SizeFunction, argument_names, custom_input_size, input_size
 
 PRECISIONS = ("fp32", "bf16", "amp")
 
@@ -63,9 +64,8 @@ class Arena:
 
     @property
     def largest(self) -> BatchShape:
-        """A batch that covers every batch of the run."""
-        columns = zip(*(shape.lengths for shape in self.shapes), strict=True)
-        return BatchShape(self.shapes[0].rows, tuple(max(column) for column in columns))
+        """A batch that needs as much memory as any batch of the run."""
+        return self.task.source.largest(self.shapes)
 
     @property
     def longest(self) -> BatchShape:
@@ -80,9 +80,18 @@ class Arena:
         meter.close()
         return meter.device_bytes
 
+    @cached_property
+    def input_size(self) -> SizeFunction | None:
+        """What to pass as `input_size=` for this task's model."""
+        function = self.task.input_size
+        return None if function is None else function(self.conditions.small)
+
     def size_of(self, shape: BatchShape) -> InputSize:
         """The size as mimose sees it."""
-        return input_size((), self.task.batch(shape, 0, torch.device("cpu")), self._argument_names)
+        batch = self.task.batch(shape, 0, torch.device("meta"))
+        if self.input_size is not None:
+            return custom_input_size(self.input_size, (), batch)
+        return input_size((), batch, self._argument_names)
 
     @cached_property
     def _argument_names(self) -> tuple[str, ...]:
@@ -131,8 +140,7 @@ class Trainee:
         """The loss."""
         amp = self.arena.precision == "amp"
         with torch.autocast(self.arena.device.type, torch.bfloat16, enabled=amp):
-            loss: torch.Tensor = self.model(**batch).loss
-        return loss
+            return self.arena.task.loss(self.model(**batch))
 
     def step(self, shape: BatchShape, number: int) -> torch.Tensor:
         """One training step; the loss, still on the device."""

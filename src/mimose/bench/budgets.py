@@ -7,7 +7,7 @@ steps: that compares tasks fairly. None is below 1.05 times what recomputing eve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,9 +61,9 @@ def floor_bytes(survey: Survey) -> int:
 
 
 def limits(survey: Survey, sizes: Sequence[InputSize], asked: Asked) -> list[Limit]:
-    """The budgets of a task, without repetition."""
+    """The budgets of a task, without repetition and without bytes below the floor."""
     floor = floor_bytes(survey)
-    found = [_in_bytes(survey, text, floor) for text in asked.total]
+    found = [Limit(text, number) for text, number in _in_bytes(asked) if number >= floor]
     low, high = survey.needed_bytes, survey.kept_bytes(survey.largest)
     found += [
         _raised(f"between {share:g}", int(low + share * (high - low)), floor)
@@ -77,16 +77,24 @@ def limits(survey: Survey, sizes: Sequence[InputSize], asked: Asked) -> list[Lim
     return list({limit.total_bytes: limit for limit in reversed(found)}.values())[::-1]
 
 
-def _in_bytes(survey: Survey, text: str, floor: int) -> Limit:
-    number = parse_budget(text).total_bytes
-    assert number is not None
-    if number < floor:
+def too_small(survey: Survey, asked: Asked) -> list[str]:
+    """Budgets in bytes that are below the task's floor; refused if all in bytes are."""
+    floor = floor_bytes(survey)
+    below = [text for text, number in _in_bytes(asked) if number < floor]
+    if below and len(below) == len(asked.total):
         raise BenchError(
-            f"budget {text} is below the floor of {survey.task}: with every block recomputed its "
-            f"largest batch needs {text_of(survey.needed_bytes)}, and 1.05 times that is "
-            f"{text_of(floor)}. Raise --budget to it"
+            f"budget {', '.join(below)} is below the floor of {survey.task}: with every block "
+            f"recomputed its largest batch needs {text_of(survey.needed_bytes)}, and 1.05 times "
+            f"that is {text_of(floor)}. Raise --budget to it"
         )
-    return Limit(text, number)
+    return below
+
+
+def _in_bytes(asked: Asked) -> Iterator[tuple[str, int]]:
+    for text in asked.total:
+        number = parse_budget(text).total_bytes
+        assert number is not None, "checked by `Asked`"
+        yield text, number
 
 
 def _raised(label: str, number: int, floor: int) -> Limit:

@@ -110,10 +110,13 @@ def bench(
             raise BenchError(f"--precision {precision}: it is {', '.join(PRECISIONS)}")
         for package in ("transformers", "matplotlib", *(("sklearn",) if estimators else ())):
             need(package)  # before anything is measured, not after
+        chosen = tuple(map(task_named, _split(tasks) or preset.tasks))
+        for package in {package for task in chosen for package in task.needs}:
+            need(package, extra="vision")
         where = circumstances.settle_device(device)
         around = circumstances.circumstances(where, allow_dirty=allow_dirty)
         program = Program(
-            tasks=tuple(map(task_named, _split(tasks) or preset.tasks)),
+            tasks=chosen,
             contestants=tuple(map(contestant_named, _split(contestants) or preset.contestants)),
             asked=asked,
             rounds=rounds or preset.rounds,

@@ -16,11 +16,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mimose.bench.arena import Arena, Trainee
+from mimose.bench.batches import BatchShape
 from mimose.bench.extras import BenchError
 from mimose.bench.playback import Playback, everything
 from mimose.bench.survey import Survey
-from mimose.bench.workloads import BatchShape
-from mimose.costs import Option, Profile
+from mimose.costs import InputSize, Option, Profile
 from mimose.interception import Attachment, find_blocks
 from mimose.planning import Plan, Planner
 
@@ -201,26 +201,61 @@ class _Played(Contestant):
             self._attachment.detach()
 
 
-@final
 class StaticPlan(_Played):
-    """One plan for all sizes: the best for the largest batch that the data could give.
+    """One plan for all sizes, after the paper's Sublinear.
 
-    After the paper's Sublinear, with some advantages: the plan is optimal, what it is made from is
-    known before the first step, and blocks are recomputed by mimose's own code. Where a run draws
-    no batch as long as the data's longest (TC-Bert, SFT-Llama, T5-base), it recomputes more than
-    these runs need: read comparisons with and without such tasks.
+    With some advantages: the plan is optimal, what it is made from is known before the first step,
+    and blocks are recomputed by mimose's own code. If not even recomputing everything fits, that is
+    the plan.
+    """
+
+    def __init__(self, match: Match) -> None:
+        super().__init__(match)
+        assert match.budget_bytes is not None
+        self._plan = self.plan(match.survey, match.budget_bytes)
+        self._choices = match.survey.choices(self._plan)
+
+    @classmethod
+    def plan(cls, survey: Survey, budget_bytes: int) -> Plan:
+        """Its only plan."""
+        return survey.plan(cls.planned_for(survey), budget_bytes)
+
+    @staticmethod
+    @abstractmethod
+    def planned_for(survey: Survey) -> InputSize:
+        """The size that the plan is made for."""
+
+    def step_begins(self, shape: BatchShape) -> None:
+        self._playback.begin(self._choices)
+
+    def spent(self) -> dict[str, Any]:
+        return {"plan_fits": self._plan.fits}
+
+
+@final
+class StaticForData(StaticPlan):
+    """Plans for the largest batch that the data could give: a static tool cannot know the draw.
+
+    Where a run draws no batch as long as the data's longest (TC-Bert, SFT-Llama, T5-base), it
+    recomputes more than these runs need: read comparisons with and without such tasks.
     """
 
     name = "static"
 
-    def __init__(self, match: Match) -> None:
-        super().__init__(match)
-        survey = match.survey
-        assert match.budget_bytes is not None
-        self._choices = survey.choices(survey.plan(survey.longest, match.budget_bytes))
+    @staticmethod
+    def planned_for(survey: Survey) -> InputSize:
+        return survey.longest
 
-    def step_begins(self, shape: BatchShape) -> None:
-        self._playback.begin(self._choices)
+
+@final
+class StaticForDrawn(StaticPlan):
+    """Plans for the largest batch that the run draws, as if that were known in advance."""
+
+    name = "static-drawn"
+
+    @staticmethod
+    def planned_for(survey: Survey) -> InputSize:
+        return survey.largest
 
 
 @final

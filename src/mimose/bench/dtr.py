@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from mimose.bench.arena import Trainee
+from mimose.bench.batches import BatchShape
 from mimose.bench.contestants import Contestant, Match, StepNote
-from mimose.bench.workloads import BatchShape
 from mimose.costs import Option
 from mimose.execution import Frame, Listener
 from mimose.interception import RECOMPUTE, Attachment, Directive, find_blocks
@@ -65,6 +65,15 @@ class BlockEviction(Listener):
         self.recomputed = 0
         self.evictions = 0
         self.deciding_seconds = 0.0
+        self._evicted: list[tuple[Any, Any]] = []
+        """When the forward of each evicted run began and ended, as marks of the clock."""
+
+    @property
+    def recompute_seconds(self) -> float:
+        """What the forwards of evicted runs took: so much is computed again. Wait for the device
+        first."""
+        known = (self._clock.seconds(begun, ended) for begun, ended in self._evicted)
+        return sum(seconds or 0.0 for seconds in known)
 
     def step_begins(self) -> None:
         """Of the last step only counts how many runs it had, and what the last block needed."""
@@ -147,10 +156,10 @@ class BlockEviction(Listener):
             frame.evict()
         self.evictions += 1
         self.recomputed += 1
+        self._evicted.append((run.begun, run.ended))
         return before - self._meter.read().in_use
 
 
-@final
 class Dtr(Contestant):
     """DTR at the level of blocks, on mimose's own recompute."""
 
@@ -184,4 +193,16 @@ class Dtr(Contestant):
         return {
             "evictions": self._eviction.evictions,
             "deciding_seconds": self._eviction.deciding_seconds,
+            "recompute_seconds": self._eviction.recompute_seconds,
         }
+
+
+@final
+class DtrUncapped(Dtr):
+    """The same without the allocator's hard limit, as its authors ran it.
+
+    It evicts by what is in use. What the allocator holds beyond that may exceed the budget.
+    """
+
+    name = "dtr-uncapped"
+    capped = False

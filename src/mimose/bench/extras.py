@@ -13,15 +13,15 @@ class BenchError(Exception):
 
 
 class MissingExtra(BenchError, SystemExit):
-    """A package of the extra `bench` is not installed."""
+    """A package of an extra is not installed."""
 
 
-def need(package: str) -> Any:
+def need(package: str, *, extra: str = "bench") -> Any:
     """The package, or one line that says how to get it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
         name = package.partition(".")[0]
         raise MissingExtra(
-            f"the benchmark needs {name}, which is not installed: {pip_command('bench')}"
+            f"the benchmark needs {name}, which is not installed: {pip_command(extra)}"
         ) from error

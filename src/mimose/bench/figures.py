@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import numpy as np
 from mimose.bench.analysis import Sheet
 from mimose.bench.contestants import Given
 from mimose.bench.extras import need
+from mimose.bench.harness import Steps
 from mimose.bench.playback import only
+from mimose.bench.workloads import TASKS
 from mimose.costs import InputSize
 from mimose.units import GIB
 
@@ -21,9 +24,11 @@ _COLOURS = {
     "hf": "tab:olive",
     "hf-every-n": "tab:brown",
     "static": "tab:purple",
+    "static-drawn": "mediumpurple",
     "paper": "darkgreen",
     "greedy+shuttle": "tab:green",
     "dtr": "tab:red",
+    "dtr-uncapped": "salmon",
     "mimose": "tab:blue",
     "oracle": "black",
     "compile-budget": "tab:pink",
@@ -74,7 +79,18 @@ def time_by_budget(sheet: Sheet, task: str, axis: Any) -> None:
             y = [r.median for _, r in found]
             around = [[r.median - r.low for _, r in found], [r.high - r.median for _, r in found]]
             axis.errorbar(x, y, yerr=around, marker="o", label=name, color=_COLOURS[name])
+    _stars(sheet, task, axis)
     _labels(axis, "budget, GiB", "time / plain")
+
+
+def _stars(sheet: Sheet, task: str, axis: Any) -> None:
+    """The paper's stars: everything recomputed, and everything kept."""
+    survey, limits = sheet.results.surveys[task], sheet.limits(task)
+    axis.plot(survey.kept_bytes(survey.largest) / GIB, 1.0, "*", color=_COLOURS["plain"], ms=12)
+    slower = sheet.ratio(task, limits[0]["total_bytes"], "torch-all", "plain") if limits else None
+    if slower is not None:
+        least = survey.needed_bytes / GIB
+        axis.plot(least, slower.median, "*", color=_COLOURS["torch-all"], ms=12)
 
 
 def overhead(sheet: Sheet, task: str, axis: Any) -> None:
@@ -101,21 +117,21 @@ def memory_by_length(sheet: Sheet, task: str, axis: Any) -> None:
             continue
         steps, colour = runs[min(runs)].steps, f"C{number}"
         axis.axhline(limit["total_bytes"] / GIB, color=colour, linewidth=0.8, linestyle="--")
-        lengths = [length[0] for length in steps.lengths]
-        axis.plot(lengths, _gib(steps.peak_bytes), ".", color=colour, label=limit["label"])
-        axis.plot(*_where_known(lengths, steps.predicted_bytes), "x", color=colour, alpha=0.5, ms=5)
-    _labels(axis, "padded length", "GiB: · real, × predicted, -- budget")
+        x = _extents(task, steps)
+        axis.plot(x, _gib(steps.peak_bytes), ".", color=colour, label=limit["label"])
+        axis.plot(*_where_known(x, steps.predicted_bytes), "x", color=colour, alpha=0.5, ms=5)
+    _labels(axis, TASKS[task].source.axis, "GiB: · real, × predicted, -- budget")
 
 
 def lengths(sheet: Sheet, task: str, axis: Any) -> None:
     survey, steps = sheet.results.surveys[task], _any_steps(sheet, task)
     if steps is None:
         return
-    axis.hist([length[0] for length in steps.lengths], bins=30, color="lightgray")
-    _labels(axis, "padded length", "batches")
+    axis.hist(_extents(task, steps), bins=30, color="lightgray")
+    _labels(axis, TASKS[task].source.axis, "batches")
     peaks = axis.twinx()
-    seen = sorted(survey.full_batches, key=lambda o: o.size.dims)
-    x = [_length(o.size) for o in seen]
+    seen = sorted(survey.full_batches, key=lambda o: (_extent(task, o.size), o.size.dims))
+    x = [_extent(task, o.size) for o in seen]
     peaks.plot(x, _gib([survey.kept_bytes(o.size) for o in seen]), "C0.-", label="all kept")
     peaks.plot(
         x, _gib([survey.recomputed_bytes(o.size) for o in seen]), "C1.-", label="all recomputed"
@@ -139,22 +155,22 @@ def single_block(sheet: Sheet, task: str, axis: Any) -> None:
 
 def step_time(sheet: Sheet, task: str, axis: Any) -> None:
     budget = _middle_budget(sheet, task)
-    for name, x, steps in _three(sheet, task, budget):
+    for name, x, steps in _compared(sheet, task, budget):
         axis.plot(x, steps.milliseconds, ".", color=_COLOURS[name], label=name)
-    times = [v for _, _, steps in _three(sheet, task, budget) for v in steps.milliseconds]
+    times = [v for _, _, steps in _compared(sheet, task, budget) for v in steps.milliseconds]
     if times:  # the first steps of a run would flatten all others
         axis.set_ylim(0, 1.3 * np.percentile(times, 98))
-    _labels(axis, "padded length", "step, ms")
+    _labels(axis, TASKS[task].source.axis, "step, ms")
 
 
 def memory_held(sheet: Sheet, task: str, axis: Any) -> None:
     budget = _middle_budget(sheet, task)
-    for name, x, steps in _three(sheet, task, budget):
+    for name, x, steps in _compared(sheet, task, budget):
         axis.plot(x, _gib(steps.held_bytes), ".", color=_COLOURS[name], label=f"{name}, held")
         axis.plot(x, _gib(steps.peak_bytes), "_", color=_COLOURS[name], alpha=0.6)
     if budget:
         axis.axhline(budget / GIB, color="tab:red", linewidth=0.8, linestyle="--")
-    _labels(axis, "padded length", "GiB: · held, — in use, -- budget")
+    _labels(axis, TASKS[task].source.axis, "GiB: · held, — in use, -- budget")
 
 
 def _middle_budget(sheet: Sheet, task: str) -> int | None:
@@ -162,13 +178,44 @@ def _middle_budget(sheet: Sheet, task: str) -> int | None:
     return int(limits[len(limits) // 2]["total_bytes"]) if limits else None
 
 
-def _three(sheet: Sheet, task: str, budget: int | None) -> Iterator[tuple[str, list[int], Any]]:
-    """Plain, all recomputed and mimose, in their last round: lengths and steps."""
-    for name in ("plain", "torch-all", "mimose"):
+def _compared(
+    sheet: Sheet,
+    task: str,
+    budget: int | None,
+    names: Sequence[str] = ("plain", "torch-all", "dtr", "mimose"),
+) -> Iterator[tuple[str, list[float], Steps]]:
+    """Some contestants in their last round: sizes and steps."""
+    for name in names:
         runs = sheet.runs(task, budget, name)
         if runs:
             steps = runs[max(runs)].steps
-            yield name, [length[0] for length in steps.lengths], steps
+            yield name, _extents(task, steps), steps
+
+
+_BY_SIZE = ("static", "static-drawn", "mimose")
+
+
+def unused(sheet: Sheet, task: str, axis: Any) -> None:
+    budget = _middle_budget(sheet, task)
+    if budget is None:
+        return
+    for name, x, steps in _compared(sheet, task, budget, _BY_SIZE):
+        left = _gib(budget - peak for peak in steps.peak_bytes)
+        axis.plot(x, left, ".", color=_COLOURS[name], label=name)
+    _labels(axis, TASKS[task].source.axis, "budget less peak, GiB")
+
+
+def slowdown_by_size(sheet: Sheet, task: str, axis: Any) -> None:
+    budget = _middle_budget(sheet, task)
+    plain = next((steps for _, _, steps in _compared(sheet, task, budget, ("plain",))), None)
+    if plain is None:
+        return
+    for name, x, steps in _compared(sheet, task, budget, _BY_SIZE):
+        pairs = zip(steps.milliseconds, plain.milliseconds, strict=True)
+        slower = [mine / its if its else np.nan for mine, its in pairs]
+        axis.plot(x, slower, ".", color=_COLOURS[name], label=name)
+    axis.set_ylim(0.5, 2.5)  # observed steps and the first ones would flatten all others
+    _labels(axis, TASKS[task].source.axis, "step / plain's")
 
 
 def losses(sheet: Sheet, task: str, axis: Any) -> None:
@@ -196,7 +243,7 @@ def _gib(values: Any) -> list[float]:
     return [value / GIB for value in values]
 
 
-def _where_known(x: list[int], values: list[int | None]) -> tuple[list[int], list[float]]:
+def _where_known(x: list[float], values: list[int | None]) -> tuple[list[float], list[float]]:
     known = [(a, v / GIB) for a, v in zip(x, values, strict=True) if v is not None]
     return [a for a, _ in known], [v for _, v in known]
 
@@ -211,27 +258,41 @@ def _all_steps(sheet: Sheet, task: str) -> Iterator[Any]:
             yield record.run.steps
 
 
-def _length(size: InputSize) -> int:
-    """The last dimension of the input tokens."""
-    at = 0
-    for name, rank in size.layout:
-        at += rank
-        if name == "input_ids":
-            return size.dims[at - 1]
-    return size.dims[-1]
+def _extents(task: str, steps: Steps) -> list[float]:
+    """The size of a sample in each step, for an axis."""
+    return [TASKS[task].source.extent(lengths) for lengths in steps.lengths]
+
+
+def _extent(task: str, size: InputSize) -> float:
+    """The same of a size as mimose sees it, from the tensor with the most dimensions."""
+    source, ends = TASKS[task].source, itertools.accumulate(rank for _, rank in size.layout)
+    _, end = max(
+        zip((rank for _, rank in size.layout), ends, strict=True), key=lambda pair: pair[0]
+    )
+    return source.extent(size.dims[end - source.sides : end])
 
 
 _FIGURES: tuple[Any, ...] = (
-    ("time-by-budget", "time of a whole run over plain training's, by budget", time_by_budget),
+    (
+        "time-by-budget",
+        "time of a whole run over plain training's, by budget; stars: all recomputed, all kept",
+        time_by_budget,
+    ),
     (
         "step-time-and-memory",
-        "step time and memory by padded length, at one budget: plain, all recomputed, mimose",
+        "step time and memory by input size, at one budget",
         step_time,
         memory_held,
     ),
-    ("memory-by-length", "mimose's peak by length, predicted and real", memory_by_length),
+    ("memory-by-length", "mimose's peak by input size, predicted and real", memory_by_length),
+    (
+        "left-unused",
+        "memory left unused and time lost by input size, at one budget: one plan for all, mimose",
+        unused,
+        slowdown_by_size,
+    ),
     ("overhead", "what deciding costs, in iterations", overhead),
-    ("lengths", "padded lengths, and the memory that they need", lengths),
+    ("lengths", "input sizes, and the memory that they need", lengths),
     ("single-block", "peak of the largest batch if one block is recomputed", single_block),
     ("losses", "loss, plain and mimose", losses),
 )

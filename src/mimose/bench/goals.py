@@ -76,5 +76,5 @@ def left_out_of_static(sheet: Sheet) -> list[str]:
 
 def _ratios(sheet: Sheet, rival: str, left_out: Sequence[str] = ()) -> list[Spread]:
     cells = [cell for cell in sheet.cells_of_paper if cell[0] not in left_out]
-    found = (sheet.ratio(task, budget, "mimose", rival) for task, budget in cells)
+    found = (sheet.ratio(*cell, "mimose", rival) for cell in cells if sheet.fits(*cell, rival))
     return [ratio for ratio in found if ratio is not None]

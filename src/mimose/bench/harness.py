@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 
 from mimose.bench.arena import Trainee, synchronize
+from mimose.bench.batches import BatchShape
 from mimose.bench.contestants import Contestant, Match, StepNote
-from mimose.bench.workloads import BatchShape
 from mimose.training import spare_bytes
 
 

@@ -10,13 +10,14 @@ from mimose.bench.contestants import (
     Match,
     Oracle,
     Plain,
-    StaticPlan,
+    StaticForData,
+    StaticForDrawn,
     StepNote,
     TorchAll,
     Transformers,
     TransformersEveryN,
 )
-from mimose.bench.dtr import Dtr
+from mimose.bench.dtr import Dtr, DtrUncapped
 from mimose.bench.ours import GreedyShuttle, Ours, OursCompiled, forget_compiled, needs_cuda
 from mimose.bench.paper import Paper
 
@@ -66,10 +67,12 @@ CONTESTANTS: dict[str, type[Contestant]] = {
         TorchAll,
         Transformers,
         TransformersEveryN,
-        StaticPlan,
+        StaticForData,
+        StaticForDrawn,
         Paper,
         GreedyShuttle,
         Dtr,
+        DtrUncapped,
         Ours,
         Oracle,
         CompileBudget,

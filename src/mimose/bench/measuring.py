@@ -14,6 +14,7 @@ from torch import nn
 from mimose.costs import Profile, StepObservation
 from mimose.interception import find_blocks
 from mimose.planning import Plan, Planner, RecomputeAll
+from mimose.tensors import SizeFunction
 from mimose.training import Engine, Options, Scheduler, StepRecord, StepStart, Subscriber
 from mimose.units import parse_budget
 
@@ -58,7 +59,12 @@ class Observer(LatestStep):
     of `planner` are not carried out.
     """
 
-    def __init__(self, model: nn.Module, planner: Planner | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        planner: Planner | None = None,
+        input_size: SizeFunction | None = None,
+    ) -> None:
         super().__init__()
         blocks = find_blocks(model)
         self.engine = Engine(
@@ -66,7 +72,7 @@ class Observer(LatestStep):
             blocks,
             parse_budget("100%"),
             Scheduler(planner or RecomputeAll()),
-            Options(observe_only=True),
+            Options(observe_only=True, input_size=input_size),
         )
         self._learned: StepObservation | None = None
         self.engine.events.subscribe(self)

@@ -1,4 +1,4 @@
-"""The models: transformers' configurations with random weights, full and small.
+"""The text models: transformers' configurations with random weights, full and small.
 
 `small` shrinks width and depth, so that the same code runs in seconds on a CPU.
 """
@@ -30,7 +30,7 @@ def xlnet_reader(small: bool, attention: str) -> nn.Module:
     shape = {"n_layer": 12, "d_model": 768, "n_head": 12, "d_inner": 3072, "vocab_size": 32000}
     if small:
         shape = {"n_layer": 4, "d_model": 32, "n_head": 2, "d_inner": 64, "vocab_size": 1000}
-    return _made("XLNetForQuestionAnsweringSimple", "XLNetConfig", shape)
+    return from_transformers("XLNetForQuestionAnsweringSimple", "XLNetConfig", shape)
 
 
 def llama(small: bool, attention: str) -> nn.Module:
@@ -47,7 +47,7 @@ def llama(small: bool, attention: str) -> nn.Module:
         shape |= {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
         shape |= {"num_key_value_heads": 1, "intermediate_size": 64, "vocab_size": 1000}
     shape |= {"use_cache": False, "attn_implementation": attention}
-    return _made("LlamaForCausalLM", "LlamaConfig", shape)
+    return from_transformers("LlamaForCausalLM", "LlamaConfig", shape)
 
 
 def t5_base(small: bool, attention: str) -> nn.Module:
@@ -63,7 +63,7 @@ def t5_base(small: bool, attention: str) -> nn.Module:
         shape |= {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 4, "num_heads": 2}
         shape |= {"vocab_size": 1000}
     shape |= {"use_cache": False, "decoder_start_token_id": 0, "attn_implementation": attention}
-    return _made("T5ForConditionalGeneration", "T5Config", shape)
+    return from_transformers("T5ForConditionalGeneration", "T5Config", shape)
 
 
 def _encoder(family: str, head: str, small: bool, attention: str, **more: Any) -> nn.Module:
@@ -71,10 +71,11 @@ def _encoder(family: str, head: str, small: bool, attention: str, **more: Any) -
     if small:
         shape |= {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
         shape |= {"intermediate_size": 64, "vocab_size": 1000}
-    return _made(f"{family}For{head}", f"{family}Config", shape)
+    return from_transformers(f"{family}For{head}", f"{family}Config", shape)
 
 
-def _made(model: str, config: str, shape: dict[str, Any]) -> nn.Module:
+def from_transformers(model: str, config: str, shape: dict[str, Any]) -> nn.Module:
+    """A model of this class, with random weights, from a configuration of this class."""
     transformers = need("transformers")
     made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**shape))
     return made

@@ -69,7 +69,11 @@ class _Mimose(Contestant):
     def _attached(self, trainee: Trainee, planner: Planner) -> mimose.Mimose:
         assert self.match.budget_bytes is not None
         return mimose.auto_checkpoint(
-            trainee.model, self.match.budget_bytes, planner=planner, collector=self.collector
+            trainee.model,
+            self.match.budget_bytes,
+            planner=planner,
+            collector=self.collector,
+            input_size=self.match.arena.input_size,
         )
 
     def step_over(self) -> StepNote:

@@ -14,6 +14,7 @@ several times in a step is one layer.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -23,8 +24,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mimose.bench.arena import Trainee
+from mimose.bench.batches import BatchShape
 from mimose.bench.contestants import Contestant, StepNote
-from mimose.bench.workloads import BatchShape
 from mimose.costs import InputSize, Profile, RunCost
 from mimose.interception import find_blocks
 from mimose.memory import Meter
@@ -67,6 +68,8 @@ class PlanBySize:
     def __init__(self, layers: Sequence[Layer], available_bytes: int) -> None:
         self._layers, self._available_bytes = layers, available_bytes
         self._plans: dict[int, tuple[bool, ...]] = {}
+        self.seconds = 0.0
+        """Host time of making plans."""
 
     @property
     def made(self) -> int:
@@ -79,12 +82,16 @@ class PlanBySize:
         at = min(near, default=None)
         if at is not None:
             return self._plans[at]
+        began = time.perf_counter()
+        made = self._plans[elements] = self._new_plan(elements)
+        self.seconds += time.perf_counter() - began
+        return made
+
+    def _new_plan(self, elements: int) -> tuple[bool, ...]:
         runs = tuple(_saving(layer.predict(elements)) for layer in self._layers)
         profile = Profile(InputSize((), ()), runs, 0, 0)
         plan = GreedyLiteral().plan(profile, self._available_bytes)
-        made = tuple(option.recomputes for option in plan.choices)
-        self._plans[elements] = made
-        return made
+        return tuple(option.recomputes for option in plan.choices)
 
 
 def _saving(saved_bytes: int) -> RunCost:
@@ -101,6 +108,7 @@ class Paper(Contestant):
     def attach(self, trainee: Trainee) -> None:
         self._meter: Meter = trainee.meter
         self._steps = self._elements = 0
+        self._fit_seconds = self._deciding_seconds = 0.0
         blocks = find_blocks(trainee.model)
         self._layers = [Layer() for _ in blocks]
         self._plans: PlanBySize | None = None
@@ -111,11 +119,15 @@ class Paper(Contestant):
 
     def step_begins(self, shape: BatchShape) -> None:
         self._steps += 1
-        self._elements = shape.rows * sum(shape.lengths)
+        self._elements = self.match.arena.task.source.elements(shape)
+        began = time.perf_counter()
         if self._steps == OBSERVED_STEPS + 1:
             self._learn()
+        learned = time.perf_counter()
         if self._plans is not None:
             self._checkpointed = self._plans.plan(self._elements)
+        self._fit_seconds += learned - began
+        self._deciding_seconds += time.perf_counter() - learned
 
     def _learn(self) -> None:
         budget = self.match.budget_bytes
@@ -151,5 +163,12 @@ class Paper(Contestant):
         return StepNote(recomputed=sum(self._checkpointed), observed=self._plans is None)
 
     def spent(self) -> dict[str, Any]:
-        made = 0 if self._plans is None else self._plans.made
-        return {"observed_steps": min(self._steps, OBSERVED_STEPS), "plans": made}
+        plans = self._plans
+        return {
+            "observed_steps": min(self._steps, OBSERVED_STEPS),
+            "fits": int(plans is not None),
+            "plans": 0 if plans is None else plans.made,
+            "fit_seconds": self._fit_seconds,
+            "plan_seconds": 0.0 if plans is None else plans.seconds,
+            "deciding_seconds": self._deciding_seconds,
+        }

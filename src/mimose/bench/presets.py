@@ -11,7 +11,10 @@ from mimose.bench.workloads import PAPER_TASKS, TASKS
 LEG = 10
 """Steps after which the next contestant takes over, where there is a device to share."""
 
-_USUAL = ("plain", "torch-all", "static", "paper", "greedy+shuttle", "dtr", "mimose", "oracle")
+_USUAL = (
+    *("plain", "torch-all", "static", "static-drawn"),
+    *("paper", "greedy+shuttle", "dtr", "mimose", "oracle"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

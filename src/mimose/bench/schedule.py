@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from mimose.bench import estimators
 from mimose.bench.arena import Arena, Conditions
-from mimose.bench.budgets import Asked, Limit, floor_bytes, limits
+from mimose.bench.budgets import Asked, Limit, floor_bytes, limits, too_small
 from mimose.bench.contestants import Contestant, Match
 from mimose.bench.harness import Run, run
 from mimose.bench.progress import Deadline, Progress
 from mimose.bench.records import UNKNOWN, Code, Record, ResultsFile
 from mimose.bench.relay import Entry, run_together
-from mimose.bench.survey import survey
+from mimose.bench.survey import observe, survey
 from mimose.bench.workloads import Task
 from mimose.units import text_of
 
@@ -122,11 +122,19 @@ class Schedule:
             self._progress.say(f"{name}: looking at sizes up to {arena.size_of(arena.largest)}")
             self._file.add_survey(survey(arena))
         if self._program.estimators and name not in known.estimators:
-            self._file.add_estimators(name, estimators.compare(known.surveys[name]))
+            # Small models show that it works: the sizes of their survey are enough.
+            small, surveyed = arena.conditions.small, known.surveys[name]
+            seen = surveyed.full_batches if small else observe(arena, estimators.SIZES)
+            self._file.add_estimators(name, estimators.compare(seen))
         return True
 
     def _limits(self, arena: Arena) -> list[Limit]:
         known = self._file.results.surveys[arena.task.name]
+        for text in too_small(known, self._program.asked):
+            self._progress.say(
+                f"{arena.task.name}: budget {text} is left out; the floor is "
+                f"{text_of(floor_bytes(known))}"
+            )
         sizes = [arena.size_of(shape) for shape in arena.shapes]
         found = limits(known, sizes, self._program.asked)
         for limit in found:

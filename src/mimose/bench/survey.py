@@ -7,28 +7,22 @@ needs (hence the floor), and the profiles that an oracle knows. Nobody's time is
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from mimose.bench.arena import Arena, Trainee, synchronize
+from mimose.bench.batches import BatchShape
 from mimose.bench.measuring import Observer
 from mimose.bench.playback import Plans, Playback, everything, only
-from mimose.bench.workloads import BatchShape
 from mimose.costs import InputSize, Profile, StepObservation
-from mimose.estimation import Estimator, with_shared_times
+from mimose.estimation import Estimator, Prediction, with_shared_times
 from mimose.interception import Attachment, find_blocks
 from mimose.memory import Reserve
 from mimose.planning import KeepAll, Optimal, Plan, Planner, RecomputeAll
-
-_LENGTHS = 16
-_GRID = (6, 4)
-"""How many lengths are observed; of how many sources and targets, where there are both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +37,7 @@ class Survey:
     longest: InputSize
     """The largest that the data could give, drawn or not: what a static tool has to plan for."""
     base_bytes: int
-    """In use before a forward: parameters, optimizer state, the batch."""
+    """In use before a step: parameters and optimizer state; in older files the batch, too."""
     gradient_bytes: int
     needed_bytes: int
     """The peak of a whole step of the largest size with every block recomputed, as measured."""
@@ -73,8 +67,8 @@ class Survey:
             # noise.
             profile = with_shared_times(seen).profile
         else:
-            prediction = self.estimator.predict(size) or self.estimator.bound(size)
-            assert prediction is not None, "the largest size was observed"
+            prediction = planned_with(self.estimator, size)
+            assert prediction is not None, "sizes over the whole range were observed"
             profile = prediction.profile
         return profile.in_step(self.observations[-1].conditions)
 
@@ -127,12 +121,17 @@ class Survey:
         return cls(**own)
 
 
+def planned_with(estimator: Estimator, size: InputSize) -> Prediction | None:
+    """What mimose plans a size with: a prediction, a larger size's costs, or a generous guess."""
+    return estimator.predict(size) or estimator.bound(size) or estimator.guess(size)
+
+
 def survey(arena: Arena) -> Survey:
     """Observe a task's sizes; measure what recomputing all, and one block alone, needs."""
     with arena.trainee() as trainee:
         blocks = find_blocks(trainee.model)
         trainee.warm_up(min(arena.shapes))
-        seen, base, needed = _observed(arena, trainee)
+        seen, base, needed = _observed(arena, trainee, samples(arena))
         return Survey(
             task=arena.task.name,
             blocks=tuple(block.name for block in blocks),
@@ -147,18 +146,26 @@ def survey(arena: Arena) -> Survey:
         )
 
 
-def _observed(arena: Arena, trainee: Trainee) -> tuple[list[StepObservation], int, int]:
-    """Observations, bytes in use before a forward, and the measured peak of the largest size."""
-    observer = Observer(trainee.model)
+def observe(arena: Arena, count: int) -> list[StepObservation]:
+    """What full batches of so many sizes cost; fewer if the run has fewer."""
+    with arena.trainee() as trainee:
+        trainee.warm_up(min(arena.shapes))
+        shapes = arena.task.source.samples(arena.shapes, count)
+        return _observed(arena, trainee, shapes)[0]
+
+
+def _observed(
+    arena: Arena, trainee: Trainee, shapes: Sequence[BatchShape]
+) -> tuple[list[StepObservation], int, int]:
+    """Observations, bytes in use before a step, and the measured peak of the largest size."""
+    observer = Observer(trainee.model, input_size=arena.input_size)
     seen, base, needed = [], 0, 0
     meter = trainee.meter
     # The first step makes the optimizer's state and tries out every block: it is not counted.
-    for number, shape in enumerate([arena.largest, arena.largest, *samples(arena)]):
-        batch = trainee.batch(shape, number)
+    for number, shape in enumerate([arena.largest, arena.largest, *shapes]):
         meter.reset_peak()
-        before = meter.read().in_use
-        trainee.forward(batch).backward()
-        del batch
+        before = meter.read().in_use  # a batch of images counts by its size, like activations
+        trainee.forward(trainee.batch(shape, number)).backward()
         start, record = observer.start, observer.record
         assert start is not None
         assert record is not None
@@ -178,16 +185,9 @@ def _observed(arena: Arena, trainee: Trainee) -> tuple[list[StepObservation], in
 def samples(arena: Arena) -> list[BatchShape]:
     """Sizes over the whole range, the largest first; then the longest of the data, and the run's
     last, a half batch."""
-    columns = list(zip(*(shape.lengths for shape in arena.shapes), strict=True))
-    counts = (_LENGTHS,) if len(columns) == 1 else _GRID
-    axes = [_spread(min(c), max(c), n) for c, n in zip(columns, counts, strict=True)]
-    shapes = [BatchShape(arena.largest.rows, lengths) for lengths in itertools.product(*axes)]
+    shapes = arena.task.source.samples(arena.shapes)
     more = [] if arena.longest in shapes else [arena.longest]
     return [*shapes, *more, arena.shapes[-1]]
-
-
-def _spread(low: int, high: int, count: int) -> list[int]:
-    return sorted({round(x) for x in np.linspace(low, high, count)}, reverse=True)
 
 
 def _single_blocks(arena: Arena, trainee: Trainee, seen: StepObservation) -> Iterable[int]:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from mimose.bench import paper_tables
 from mimose.bench.analysis import Sheet, Spread, mean
+from mimose.bench.estimator_tables import by_samples, estimators
 from mimose.bench.goals import fullest, goals, left_out_of_static
+from mimose.bench.lineup import CONTESTANTS
+from mimose.bench.markdown import limit_text, table
 from mimose.bench.workloads import PAPER_TASKS
 from mimose.units import GIB, text_of
 
@@ -15,17 +20,14 @@ _RIVALS = (
     "hf",
     "hf-every-n",
     "static",
+    "static-drawn",
     "paper",
     "greedy+shuttle",
     "dtr",
+    "dtr-uncapped",
     "oracle",
     "plain",
 )
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 _HOW_TO_READ = """\
@@ -35,6 +37,8 @@ _HOW_TO_READ = """\
   planning included; below 1 mimose is faster. Medians over rounds, the lowest and highest round in
   brackets. Where somebody ran out of memory, the steps that both finished. `static` plans for the
   longest batch of the data; the last mean leaves out tasks on which such a batch was never drawn.
+  `static-drawn` plans for the longest batch of the run. †: the plan does not fit the budget even
+  with everything recomputed; such cells are in no mean.
 - *Plans beside the paper's*: blocks recomputed in a step, on average over the steps that both had
   planned.
 - *What deciding costs*, in iterations of the oracle. Collector: observed steps beyond what the
@@ -47,8 +51,10 @@ _HOW_TO_READ = """\
   and closing the step, deciding, and noise.
 - *Where the time goes*: seconds of a whole run of mimose. Recomputing as its estimator accounts for
   it, observing beyond plain training, deciding on the host; the rest is what remains.
-- *Estimators*: of the peak above the step's start with everything kept, at sizes that were not
-  among the samples; the smallest and the largest size always were."""
+- *Estimators* (the paper's Table 3): of the peak above the step's start with everything kept, and
+  of what each layer saves, at sizes that were not among the samples; the smallest and the largest
+  size always were. The others have a model for the peak and one for each layer; mimose learns all
+  quantities at once."""
 
 
 def page(sheets: Sequence[Sheet]) -> Iterator[str]:
@@ -57,7 +63,7 @@ def page(sheets: Sequence[Sheet]) -> Iterator[str]:
     yield table(["", "goal", "here", ""], goals(sheets))
     yield papers_numbers(sheets)
     yield "## How to read the tables"
-    yield _HOW_TO_READ
+    yield f"{_HOW_TO_READ}\n{paper_tables.HOW_TO_READ}"
     for sheet in sheets:
         yield f"## {_title(sheet)}"
         yield _circumstances(sheet)
@@ -69,10 +75,12 @@ def page(sheets: Sequence[Sheet]) -> Iterator[str]:
         yield from _section("Plans beside the paper's", plans(sheet))
         yield from _section("What deciding costs", overhead(sheet))
         yield from _section("Where the time goes", breakdown(sheet))
+        for title, text in paper_tables.sections(sheet):
+            yield from _section(title, text)
         if sheet.results.estimators:
-            yield from _section("Estimators", estimators(sheet))
-            yield "Mean error by the number of samples, averaged over the tasks:"
-            yield samples(sheet)
+            yield from _section("Estimators", estimators(sheet.results.estimators))
+            yield "Mean error of the peak by the number of samples, averaged over the tasks:"
+            yield by_samples(sheet.results.estimators)
 
 
 def _section(title: str, text: str | None) -> Iterator[str]:
@@ -88,8 +96,8 @@ def ratios(sheet: Sheet) -> str:
     rows, found = [], []
     for task in sheet.tasks:
         for limit in sheet.limits(task):
-            cells = [sheet.ratio(task, limit["total_bytes"], "mimose", name) for name in rivals]
-            rows.append([task, _limit_text(limit), *(c.text() if c else "–" for c in cells)])
+            cells = [_Ratio.of(sheet, task, limit["total_bytes"], name) for name in rivals]
+            rows.append([task, limit_text(limit), *(cell.text for cell in cells)])
             if task in PAPER_TASKS:
                 found.append((task, cells))
     if len(found) > 1:
@@ -101,9 +109,31 @@ def ratios(sheet: Sheet) -> str:
     return table(["task", "budget", *(f"/ {name}" for name in rivals)], rows)
 
 
-def _mean_row(name: str, found: Sequence[Sequence[Spread | None]]) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Ratio:
+    """mimose's time over another's, in one cell of the table."""
+
+    spread: Spread | None
+    fits: bool
+    """Whether the other's plan fits; if not, the cell is marked and not averaged in."""
+
+    @classmethod
+    def of(cls, sheet: Sheet, task: str, budget: int, rival: str) -> _Ratio:
+        spread = sheet.ratio(task, budget, "mimose", rival)
+        return cls(spread, spread is None or sheet.fits(task, budget, rival))
+
+    @property
+    def text(self) -> str:
+        return (self.spread.text() if self.spread else "–") + ("" if self.fits else " †")
+
+    @property
+    def counted(self) -> float | None:
+        return self.spread.median if self.spread and self.fits else None
+
+
+def _mean_row(name: str, found: Sequence[Sequence[_Ratio]]) -> list[str]:
     columns = zip(*found, strict=True)
-    means = [mean(c.median for c in column if c is not None) for column in columns]
+    means = [mean(c.counted for c in column if c.counted is not None) for column in columns]
     return [f"**{name}**", "", *(f"**{m:.3f}**" if m is not None else "–" for m in means)]
 
 
@@ -114,7 +144,7 @@ def plans(sheet: Sheet) -> str | None:
         for limit in sheet.limits(task):
             both = sheet.recomputed_by_both(task, limit["total_bytes"], "mimose", "greedy+shuttle")
             if both is not None:
-                rows.append([task, _limit_text(limit), *(f"{n:.2f}" for n in both)])
+                rows.append([task, limit_text(limit), *(f"{n:.2f}" for n in both)])
     return table(["task", "budget", "mimose", "greedy+shuttle"], rows) if rows else None
 
 
@@ -127,7 +157,7 @@ def times(sheet: Sheet) -> str:
             for name in sheet.contestants(task):
                 seconds = sheet.seconds(task, budget, name)
                 if seconds is not None:
-                    head = [task, _limit_text(limit), name, seconds.text()]
+                    head = [task, limit_text(limit), name, seconds.text()]
                     rows.append([*head, *_details(sheet, task, budget, name)])
     header = ["task", "budget", "contestant", "seconds", "× plain", "median step, ms"]
     header += ["out of memory", "peak in use, GiB", "most held / budget", "recomputed"]
@@ -159,7 +189,7 @@ def overhead(sheet: Sheet) -> str | None:
     rows = []
     for task in sheet.tasks:
         for limit in sheet.limits(task):
-            for name in ("mimose", "greedy+shuttle"):
+            for name in ("mimose", "greedy+shuttle", "paper"):
                 found = sheet.overhead(task, limit["total_bytes"], name)
                 if not found:
                     continue
@@ -173,7 +203,7 @@ def overhead(sheet: Sheet) -> str | None:
                 slower = Spread.of([each for each in same if each is not None])
                 rows.append(
                     [
-                        *(task, _limit_text(limit), name),
+                        *(task, limit_text(limit), name),
                         *(str(n) for n in (found[0].steps, found[0].observed, found[0].plans)),
                         *(c.text(2) if c else "–" for c in columns),
                         thousand.text(2) if thousand else "–",
@@ -196,44 +226,17 @@ def breakdown(sheet: Sheet) -> str | None:
             found = sheet.breakdown(task, limit["total_bytes"])
             if found:
                 cells = [Spread.of([getattr(each, name) for each in found]) for name in quantities]
-                rows.append([task, _limit_text(limit), *(c.text(3) if c else "–" for c in cells)])
+                rows.append([task, limit_text(limit), *(c.text(3) if c else "–" for c in cells)])
     return table(["task", "budget", *quantities], rows) if rows else None
-
-
-def estimators(sheet: Sheet) -> str:
-    """Every estimator with the most samples."""
-    rows = [
-        [
-            *(task, row["estimator"], str(row["samples"])),
-            *(f"{row['fit_ms']:.2f}", f"{row['predict_ms']:.3f}"),
-            *(f"{row['mean_error']:.3%}", f"{row['worst_error']:.3%}"),
-        ]
-        for task, found in sheet.results.estimators.items()
-        for row in found
-        if row["samples"] == max(each["samples"] for each in found)
-    ]
-    header = ["task", "estimator", "samples", "training, ms", "prediction, ms"]
-    return table([*header, "mean error", "worst error"], rows)
-
-
-def samples(sheet: Sheet) -> str:
-    """How the error falls with the number of samples."""
-    found = [row for rows in sheet.results.estimators.values() for row in rows]
-    counts = sorted({row["samples"] for row in found})
-    names = dict.fromkeys(row["estimator"] for row in found)
-    rows = []
-    for name in names:
-        of_name = [row for row in found if row["estimator"] == name]
-        means = [mean(r["mean_error"] for r in of_name if r["samples"] == n) for n in counts]
-        rows.append([name, *("–" if m is None else f"{m:.3%}" for m in means)])
-    return table(["estimator", *(f"{n} samples" for n in counts)], rows)
 
 
 def papers_numbers(sheets: Sequence[Sheet]) -> str:
     """The paper's number beside ours on its tasks, where it gives one; of the smallest batch."""
     cells = [(sheet, *cell) for sheet in fullest(sheets)[:1] for cell in sheet.cells_of_paper]
-    static = [(c, r.median) for c in cells if (r := c[0].ratio(*c[1:], "mimose", "static"))]
+    fitting = [c for c in cells if c[0].fits(*c[1:], "static")]
+    static = [(c, r.median) for c in fitting if (r := c[0].ratio(*c[1:], "mimose", "static"))]
     left_out = left_out_of_static(cells[0][0]) if cells else []
+    dtr = mean(r.median for c in cells if (r := c[0].ratio(*c[1:], "mimose", "dtr")))
     faster = _percent(mean(ratio for _, ratio in static))
     if static and left_out:
         rest = mean(ratio for cell, ratio in static if cell[1] not in left_out)
@@ -251,7 +254,7 @@ def papers_numbers(sheets: Sequence[Sheet]) -> str:
     ]
     rows = [
         ["faster than Sublinear (here: `static`)", "17.1 %", faster],
-        ["faster than DTR", "15.0 %", "not compared"],
+        ["faster than DTR", "15.0 %", _percent(dtr) if dtr is not None else "not compared"],
         ["one plan", "under 1 ms", f"{statistics.median(plans):.2f} ms" if plans else "–"],
         [
             "prediction error of memory, full batches",
@@ -276,12 +279,6 @@ def papers_numbers(sheets: Sequence[Sheet]) -> str:
 
 def _percent(ratio: float | None) -> str:
     return "–" if ratio is None else f"{1 - ratio:.1%}"
-
-
-def _limit_text(limit: dict[str, object]) -> str:
-    number = limit["total_bytes"]
-    assert isinstance(number, int)
-    return f"{limit['label']}, {text_of(number)}" + (" (floor)" if limit["at_floor"] else "")
 
 
 def _title(sheet: Sheet) -> str:
@@ -310,9 +307,15 @@ def _circumstances(sheet: Sheet) -> str:
         f"{header['machine']}, torch {header['torch']}, transformers {header['transformers']}, "
         f"Python {header['python']}, {allocator and allocator + ', '}mimose "
         f"{header['mimose']}, commit {', '.join(commits)}, {header['date']}. "
-        f"{conditions['steps']} steps a run, AdamW{turns}. {counted}All contestants but plain run "
-        "under the allocator's hard limit."
+        f"{conditions['steps']} steps a run, AdamW{turns}. {counted}All contestants but "
+        f"{' and '.join(_uncapped(sheet))} run under the allocator's hard limit."
     )
+
+
+def _uncapped(sheet: Sheet) -> list[str]:
+    """Plain training, and others without a limit that ran."""
+    ran = {"plain", *(record.contestant for record in sheet.results.records.values())}
+    return [name for name, kind in CONTESTANTS.items() if name in ran and not kind.capped]
 
 
 def _absent(sheet: Sheet) -> Iterator[str]:

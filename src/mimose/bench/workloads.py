@@ -1,96 +1,66 @@
-"""The tasks: a model, a batch size, and batches with real lengths.
-
-A run is an epoch over samples drawn at random: each batch is padded to its longest, and the last
-one is half full. Token ids are random; what they are changes neither memory nor time.
-"""
+"""The tasks: a model, a batch size, and batches of real lengths or image sizes."""
 
 from __future__ import annotations
 
-import csv
-import random
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from random import Random
+from typing import Any
 
 import torch
 from torch import nn
 
-from mimose.bench import models
+from mimose.bench import images, models, texts, vision_models
+from mimose.bench.batches import Batch, BatchShape, RandomTensors, Source
 from mimose.bench.extras import BenchError
-
-LENGTHS = Path(__file__).parent / "lengths"
+from mimose.bench.images import Pictures, Scenes
+from mimose.bench.texts import Texts
+from mimose.tensors import SizeFunction
 
 PAPER_TASKS = ("MC-Roberta", "QA-XLNet", "QA-Bert", "TC-Bert")
+VISION_TASKS = ("Swin-T", "ResNet-50", "ViT", "Faster-RCNN")
 
 _SMALL_ROWS = 4
-_SMALLER = 2
-"""By how much lengths are divided for small models."""
-
-Batch = dict[str, torch.Tensor]
-Ids = Callable[..., torch.Tensor]
-"""Random whole numbers: `ids(high, *shape)`."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class BatchShape:
-    """How many samples, and the length they are padded to: two lengths for source and target."""
-
-    rows: int
-    lengths: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A model, a batch size and where its lengths come from."""
+    """A model, a batch size and where the shapes of its batches come from."""
 
     name: str
     rows: int
-    sources: tuple[str, ...]
+    source: Source
     make: Callable[[bool, str], nn.Module]
     """Of `small` and the attention's name."""
-    fill: Callable[[Ids, int, tuple[int, ...]], Batch]
+    fill: Callable[[RandomTensors, BatchShape], Batch]
     precision: str = "fp32"
     attention: str = "eager"
     attentions: tuple[str, ...] = ("eager", "sdpa")
-    longest: int = 512
+    loss: Callable[[Any], torch.Tensor] = operator.attrgetter("loss")
+    """Of the model's output."""
+    input_size: Callable[[bool], SizeFunction] | None = None
+    """What to pass as `input_size=`, of `small`; None where mimose finds the size itself."""
+    needs: tuple[str, ...] = ()
+    """Packages of the extra `vision` that the model needs."""
 
     def shapes(self, steps: int, *, scale: int, small: bool, seed: int = 0) -> list[BatchShape]:
-        """The shape of each batch of a run."""
+        """The shape of each batch of a run; the last one is half full."""
         rows = self._rows(scale, small)
-        draw = random.Random(seed)
-        tables = [_counts(source) for source in self.sources]
+        draw = Random(seed)
         counts = [rows] * (steps - 1) + [max(1, rows // 2)]
-        return [
-            BatchShape(n, tuple(self._padded(draw, t, n, small) for t in tables)) for n in counts
-        ]
+        return [self.source.draw(draw, n, small=small) for n in counts]
 
     def longest_of_data(self, *, scale: int, small: bool) -> BatchShape:
         """The largest batch that the data could give, drawn in a run or not."""
-        rows = self._rows(scale, small)
-        tables = (_counts(source) for source in self.sources)
-        return BatchShape(rows, tuple(self._cut(max(lengths), small) for lengths, _ in tables))
+        return self.source.longest(self._rows(scale, small), small=small)
 
     def _rows(self, scale: int, small: bool) -> int:
         return (_SMALL_ROWS if small else self.rows) * scale
 
-    def _padded(
-        self, draw: random.Random, table: tuple[list[int], list[int]], rows: int, small: bool
-    ) -> int:
-        return self._cut(max(draw.choices(*table, k=rows)), small)
-
-    def _cut(self, length: int, small: bool) -> int:
-        length = min(length, self.longest)
-        return max(4, length // _SMALLER) if small else length
-
     def batch(self, shape: BatchShape, number: int, device: torch.device) -> Batch:
         """The batch of this number: the same for everybody, and no draw from the common RNG."""
-        generator = torch.Generator(device)
-        generator.manual_seed(number)
-
-        def ids(high: int, *dims: int) -> torch.Tensor:
-            return torch.randint(0, high, dims, device=device, generator=generator)
-
-        return self.fill(ids, shape.rows, shape.lengths)
+        return self.fill(RandomTensors(device, number), shape)
 
 
 def task_named(name: str) -> Task:
@@ -101,69 +71,93 @@ def task_named(name: str) -> Task:
     raise BenchError(f"there is no task {name!r}; the tasks are {', '.join(TASKS)}")
 
 
-def _counts(source: str) -> tuple[list[int], list[int]]:
-    with (LENGTHS / source).open() as file:
-        rows = [(int(row["length"]), int(row["count"])) for row in csv.DictReader(file)]
-    return [length for length, _ in rows], [count for _, count in rows]
+def _sum_of_losses(output: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(output.values())).sum()
 
 
-def _tokens(ids: Ids, *dims: int) -> torch.Tensor:
-    return ids(990, *dims) + 5  # clear of every model's special tokens
+_TEXT = (
+    Task(
+        name="MC-Roberta",
+        rows=16,
+        source=Texts(("swag_roberta.csv",)),
+        make=models.roberta_chooser,
+        fill=texts.choices,
+    ),
+    Task(
+        name="QA-XLNet",
+        rows=16,
+        source=Texts(("squad_xlnet.csv",)),
+        make=models.xlnet_reader,
+        fill=texts.spans,
+        attentions=("eager",),
+    ),
+    Task(
+        name="QA-Bert",
+        rows=12,
+        source=Texts(("squad_bert.csv",)),
+        make=models.bert_reader,
+        fill=texts.spans,
+    ),
+    Task(
+        name="TC-Bert",
+        rows=32,
+        source=Texts(("qqp_bert.csv",)),
+        make=models.bert_classifier,
+        fill=texts.classified,
+    ),
+    Task(
+        name="SFT-Llama",
+        rows=8,
+        source=Texts(("instruct_cl100k.csv",), cut=4096),
+        make=models.llama,
+        fill=texts.continued,
+        precision="bf16",
+        attention="sdpa",
+    ),
+    # Two real distributions, though not of one data set: a reader's input, a sentence out.
+    Task(
+        name="T5-base",
+        rows=16,
+        source=Texts(("squad_bert.csv", "swag_roberta.csv")),
+        make=models.t5_base,
+        fill=texts.translated,
+    ),
+)
 
+_VISION = (
+    Task(
+        name="Swin-T",
+        rows=32,
+        source=Pictures(),
+        make=vision_models.swin_tiny,
+        fill=images.labelled,
+    ),
+    Task(
+        name="ResNet-50",
+        rows=64,
+        source=Pictures(),
+        make=vision_models.resnet_50,
+        fill=images.labelled,
+    ),
+    Task(
+        name="ViT",
+        rows=32,
+        source=Pictures(multiple=16),
+        make=vision_models.vit_base,
+        fill=images.labelled_at_any_resolution,
+        precision="amp",
+        attention="sdpa",
+    ),
+    Task(
+        name="Faster-RCNN",
+        rows=4,
+        source=Scenes(),
+        make=vision_models.faster_rcnn,
+        fill=images.annotated,
+        loss=_sum_of_losses,
+        input_size=images.size_for_detector,
+        needs=("torchvision",),
+    ),
+)
 
-def _classified(ids: Ids, rows: int, lengths: tuple[int, ...]) -> Batch:
-    return {"input_ids": _tokens(ids, rows, *lengths), "labels": ids(2, rows)}
-
-
-def _choices(ids: Ids, rows: int, lengths: tuple[int, ...]) -> Batch:
-    return {"input_ids": _tokens(ids, rows, 4, *lengths), "labels": ids(4, rows)}
-
-
-def _spans(ids: Ids, rows: int, lengths: tuple[int, ...]) -> Batch:
-    (length,) = lengths
-    positions = ids(length, 2, rows)
-    return {
-        "input_ids": _tokens(ids, rows, length),
-        "start_positions": positions[0],
-        "end_positions": positions[1],
-    }
-
-
-def _language(ids: Ids, rows: int, lengths: tuple[int, ...]) -> Batch:
-    tokens = _tokens(ids, rows, *lengths)
-    return {"input_ids": tokens, "labels": tokens}
-
-
-def _translated(ids: Ids, rows: int, lengths: tuple[int, ...]) -> Batch:
-    source, target = lengths
-    return {"input_ids": _tokens(ids, rows, source), "labels": _tokens(ids, rows, target)}
-
-
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        Task("MC-Roberta", 16, ("swag_roberta.csv",), models.roberta_chooser, _choices),
-        Task(
-            "QA-XLNet",
-            16,
-            ("squad_xlnet.csv",),
-            models.xlnet_reader,
-            _spans,
-            attentions=("eager",),
-        ),
-        Task("QA-Bert", 12, ("squad_bert.csv",), models.bert_reader, _spans),
-        Task("TC-Bert", 32, ("qqp_bert.csv",), models.bert_classifier, _classified),
-        Task(
-            "SFT-Llama",
-            8,
-            ("instruct_cl100k.csv",),
-            models.llama,
-            _language,
-            precision="bf16",
-            attention="sdpa",
-            longest=4096,
-        ),
-        # Two real distributions, though not of one data set: a reader's input, a sentence out.
-        Task("T5-base", 16, ("squad_bert.csv", "swag_roberta.csv"), models.t5_base, _translated),
-    )
-}
+TASKS: dict[str, Task] = {task.name: task for task in (*_TEXT, *_VISION)}

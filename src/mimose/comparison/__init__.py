@@ -12,6 +12,7 @@ from mimose.comparison.dtr import Simulation, simulate
 from mimose.comparison.dtr_heuristics import HEURISTICS, Heuristic
 from mimose.comparison.dtr_runtime import Action, Failure
 from mimose.comparison.evaluation import Evaluation, evaluate
+from mimose.comparison.operator_classes import class_of, kept_by_class
 from mimose.comparison.rotor import Rotor
 from mimose.comparison.schedules import Schedule, ScheduleError, schedule_of
 from mimose.comparison.stages import Chain, Outcome, Stage
@@ -53,11 +54,13 @@ __all__ = [
     "Sublinear",
     "Trace",
     "cells",
+    "class_of",
     "columns",
     "compare",
     "draw",
     "evaluate",
     "headline",
+    "kept_by_class",
     "markdown_of_comparison",
     "page_of_comparison",
     "read_trace",
