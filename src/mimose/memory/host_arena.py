@@ -1,24 +1,22 @@
 """Host memory for activations: one arena, addressed in bytes, pinned where a device copies to it.
 
 Pinning memory takes milliseconds, so the arena keeps what it has and grows to what plans need. It
-serves any number of bytes, never grows beyond its limit, and gives everything back on `close`. The
-memory is mapped from the system directly: PyTorch's own pinned memory is rounded up to powers of
-two and stays cached in the process.
+serves any number of bytes, never grows beyond its limit, and gives everything back on `close`.
+PyTorch rounds pinned memory up to powers of two, so the arena asks for just such pieces.
 """
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import threading
 from bisect import insort
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 
 import torch
 
 _ALIGNMENT = 512
-_SMALLEST_SEGMENT = 32 << 20
-"""Mapping and pinning less than this at a time costs more calls than it saves memory."""
+_SMALLEST_PIECE = 32 << 20
+"""Pinning less than this at a time costs more calls than it saves memory."""
 
 
 class PinningError(Exception):
@@ -68,16 +66,16 @@ class HostArena:
         return sum(segment.in_use for segment in self._segments)
 
     def reserve(self, nbytes: int) -> bool:
-        """Grow to so many bytes in one piece, as long as nothing is in use; whether they are there.
+        """Grow to so many bytes; whether the limit allows it.
 
         Raises a PinningError if the system refuses.
         """
         if nbytes > self.limit_bytes:
             return False
-        if self.held_bytes < nbytes and not self.in_use_bytes:
-            larger = nbytes + nbytes // 8  # the next plan often needs a little more
-            self.close()
-            self._segments = [_Segment(min(larger, self.limit_bytes), pinned=self._pinned)]
+        if nbytes > self.held_bytes:
+            more = nbytes + nbytes // 8 - self.held_bytes  # the next plan often needs a little more
+            for size in _pieces(min(more, self.limit_bytes - self.held_bytes)):
+                self._segments.append(_Segment(size, pinned=self._pinned))
         return True
 
     def take(self, nbytes: int) -> HostRange | None:
@@ -90,9 +88,9 @@ class HostArena:
         left = self.limit_bytes - self.held_bytes
         if needed > left:
             return None
-        size = min(left, max(needed, self.held_bytes // 4, _SMALLEST_SEGMENT))
+        size = max(1 << (needed - 1).bit_length(), _SMALLEST_PIECE)
         try:
-            segment = _Segment(size, pinned=self._pinned)
+            segment = _Segment(size if size <= left else needed, pinned=self._pinned)
         except PinningError:
             return None
         self._segments.append(segment)
@@ -102,31 +100,21 @@ class HostArena:
 
     def close(self) -> None:
         """Give everything back to the system; what is still in use, with its last user."""
-        segments, self._segments = self._segments, []
-        for segment in segments:
-            segment.close()
+        self._segments = []
+        if self._pinned:
+            _empty_cache()
 
 
 class _Segment:
-    """One mapping of the system, handed out in pieces, first fit."""
+    """One piece of memory of the system, handed out in parts, first fit."""
 
     def __init__(self, nbytes: int, *, pinned: bool) -> None:
         self.nbytes = nbytes
-        try:
-            self._memory = mmap.mmap(-1, nbytes)
-        except (OSError, ValueError) as error:
-            raise PinningError(f"the system has no {nbytes} bytes: {error}") from None
-        with suppress(AttributeError, OSError):  # larger pages are pinned faster, where there are
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._free: list[tuple[int, int]] = [(0, self.nbytes)]
+        self.tensor = _pinned(nbytes) if pinned else _mapped(nbytes)
+        self.address = self.tensor.data_ptr()
+        self._free: list[tuple[int, int]] = [(0, nbytes)]
         self._lock = threading.Lock()
-        self._pinned = self._closed = False
         self.in_use = 0
-        if pinned:
-            _pin(self.address, self.nbytes)
-            self._pinned = True
 
     def take(self, nbytes: int) -> int | None:
         with self._lock:
@@ -142,22 +130,16 @@ class _Segment:
             self.in_use -= nbytes
             insort(self._free, (begin, nbytes))
             self._free = _joined(self._free)
-            last = self._closed and not self.in_use
-        if last:
-            self._unpin()
 
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            unused = not self.in_use
-        if unused:
-            self._unpin()
 
-    def _unpin(self) -> None:
-        """The mapping itself goes with the last reference to it."""
-        if self._pinned:
-            self._pinned = False
-            _unpin(self.address)
+def _pieces(nbytes: int) -> Iterator[int]:
+    """Powers of two that add up to so many bytes, or hardly more; the rest in one piece."""
+    while nbytes >= _SMALLEST_PIECE:
+        size = 1 << (nbytes.bit_length() - 1)
+        yield size
+        nbytes -= size
+    if nbytes > 0:
+        yield nbytes
 
 
 def _joined(free: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -172,16 +154,22 @@ def _joined(free: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _pin(address: int, nbytes: int) -> None:
+def _mapped(nbytes: int) -> torch.Tensor:
+    """Memory that PyTorch has not allocated, so that the CPU's meter does not count it."""
     try:
-        error = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))
-    except (RuntimeError, AttributeError) as problem:
-        raise PinningError(str(problem)) from None
-    if error:
-        raise PinningError(f"cudaHostRegister of {nbytes} bytes failed with error {error}")
+        return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
+    except (OSError, ValueError) as error:
+        raise PinningError(f"the system has no {nbytes} bytes: {error}") from None
 
 
-def _unpin(address: int) -> None:
-    with suppress(RuntimeError, AttributeError):  # at the end of the process CUDA may be gone
-        torch.cuda.synchronize()  # nothing may still be copying
-        torch.cuda.cudart().cudaHostUnregister(address)
+def _pinned(nbytes: int) -> torch.Tensor:
+    try:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:
+        raise PinningError(str(error).splitlines()[0]) from None
+
+
+_empty_cache: Callable[[], None] = getattr(
+    torch.accelerator, "empty_host_cache", getattr(torch._C, "_host_emptyCache", lambda: None)
+)
+"""Gives pinned memory that PyTorch holds for nobody back to the system."""
