@@ -28,8 +28,7 @@ class DryRunRecorder(TorchDispatchMode):
 
     def __init__(self, frame: Frame) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._shapes, self._dtypes, self._devices = frame.shapes, frame.dtypes, frame.devices
-        self._misfits = frame.misfits
+        self._kinds = frame.saved
         self.packed = 0
         self.operators_since_pack = 0
         self._saved: list[torch.Tensor] = []
@@ -38,13 +37,8 @@ class DryRunRecorder(TorchDispatchMode):
     def pack(self, tensor: torch.Tensor) -> int:
         index = self.packed
         self.packed = index + 1
-        kind = tensor.shape, tensor.dtype, tensor.get_device()
-        if index < len(self._shapes) and kind != (
-            self._shapes[index],
-            self._dtypes[index],
-            self._devices[index],
-        ):
-            self._misfits.append((index, *kind))
+        if index < len(self._kinds):
+            self._kinds.compare(index, tensor)
         self._saved.append(tensor.detach())
         self.operators_since_pack = 0
         return index

@@ -24,7 +24,14 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mimose.execution.saved_arguments import SavedArguments
 from mimose.memory import HostCopy, HostMemory
-from mimose.tensors import argument_tensors, map_tensors, storage_of, storages_in, version_of
+from mimose.tensors import (
+    argument_tensors,
+    is_parameter,
+    map_tensors,
+    storage_of,
+    storages_in,
+    version_of,
+)
 
 
 class MovedStorage:
@@ -211,7 +218,7 @@ def _can_move(tensor: torch.Tensor, host: HostMemory) -> bool:
     """Whether a tensor's bytes are the device's, are its own, and are worth a copy."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
         return False
-    if tensor.device.type != host.device.type or isinstance(tensor._base, torch.nn.Parameter):
+    if tensor.device.type != host.device.type or is_parameter(tensor):
         return False
     if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         return False

@@ -23,7 +23,6 @@ of the outer one first.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NoReturn, Protocol
@@ -32,24 +31,25 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from mimose.errors import RecomputeError
-from mimose.execution.autograd import ForwardEnd, Listener
+from mimose.execution.autograd import Listener
 from mimose.execution.context import ExecutionContext
 from mimose.execution.dry_run import DryRun, DryRunRecorder, outputs_match
+from mimose.execution.frame_observer import FrameObserver
 from mimose.execution.on_host import ArgumentsOnHost, MovedStorage
 from mimose.execution.saved_arguments import ArgumentsSavedByGraph, SavedArguments
+from mimose.execution.saved_kinds import SavedKinds
 from mimose.memory import HostMemory
 from mimose.tensors import (
-    allocated_bytes,
     argument_tensors,
     is_out_of_memory,
+    is_parameter,
     keeps_graph,
     local_tensor,
     release_traceback,
     storage_of,
-    storages_in,
     task_id,
-    tensors_in,
     unknown_task,
+    version_of,
 )
 
 
@@ -64,35 +64,26 @@ class Frame:
     """One run of a function whose activations are rebuilt: its forward, then its recomputes.
 
     A saved tensor is known by its number. In the graph the number stands for it; when the backward
-    asks for one, all are rebuilt and wait in `rebuilt` until they are asked for. Plain lists of
-    plain numbers: each object that Python's garbage collector must follow would cost more than the
-    work itself.
+    asks for one, all are rebuilt and wait in `rebuilt` until they are asked for.
     """
 
     __slots__ = (
         "__weakref__",
         "check",
         "complete",
-        "devices",
-        "dtypes",
         "early_stop",
         "evictable",
         "execution_context",
         "found",
         "function",
-        "in_use",
         "keeping",
-        "listener",
         "make_room",
-        "misfits",
         "name",
-        "node",
+        "observer",
         "rebuilt",
-        "run",
         "run_id",
+        "saved",
         "saved_arguments",
-        "shapes",
-        "storages",
         "touched",
         "versions",
     )
@@ -116,8 +107,7 @@ class Frame:
         tensors = argument_tensors(args, kwargs)
         self.function = function
         self.name = name
-        self.run = run
-        self.listener = listener
+        self.observer = None if listener is None else FrameObserver(listener, run)
         self.make_room = make_room
         """Frees memory of other runs when a recompute runs out of it; whether any came free."""
         self.check = check
@@ -133,27 +123,19 @@ class Frame:
             self.saved_arguments = ArgumentsSavedByGraph(args, kwargs)
         else:
             self.saved_arguments = SavedArguments(args, kwargs, tensors)
-        self.shapes: list[torch.Size] = []
-        self.dtypes: list[torch.dtype] = []
-        self.devices: list[int] = []
+        self.saved = SavedKinds()
         self.rebuilt: list[torch.Tensor | None] = []
         self.versions: list[int] = []
-        self.storages: list[weakref.ref[Any]] = []
-        self.misfits: list[tuple[int, torch.Size, torch.dtype, int]] = []
-        """Which tensors were rebuilt as something else, and as what: not these themselves."""
         self.complete = False
         self.run_id: object = None
-        self.node = -1
-        self.in_use: list[torch.Tensor] = []
-        """What the node of that number has unpacked and is working with; while observing."""
 
     def forward(self, args: Any, kwargs: Any) -> Any:
         cuda_was_up = torch.cuda.is_initialized()
         with saved_tensors_hooks(self._packer(), self._unpack):
             out = self.function(*args, **kwargs)
         self.complete = True
-        if self.listener is not None:
-            self._tell_of_forward(self.listener, args, kwargs, out)
+        if self.observer is not None:
+            self.observer.forward_ends(args, kwargs, out, kept=self.keeping)
         if not cuda_was_up and self.execution_context.generators and torch.cuda.is_initialized():
             raise RuntimeError(
                 f"{self._title}: PyTorch's device state was initialized in the forward pass of a "
@@ -179,12 +161,12 @@ class Frame:
             return DryRun(f"it raised {type(error).__name__}: {error}")
         finally:
             watch.clear()
-        if watch.packed != len(self.shapes):
+        if watch.packed != len(self.saved):
             return DryRun(
-                f"it saved {watch.packed} tensors where the forward saved {len(self.shapes)}"
+                f"it saved {watch.packed} tensors where the forward saved {len(self.saved)}"
             )
-        if self.misfits:
-            return DryRun(self._describe_misfits())
+        if self.saved.misfits:
+            return DryRun(self.saved.describe_misfits())
         try:
             if not outputs_match(out, rebuilt):
                 return DryRun("its outputs have other values")
@@ -225,7 +207,8 @@ class Frame:
         self.saved_arguments = SavedArguments((), {}, [])
 
     def _packer(self) -> Callable[[torch.Tensor], int]:
-        shapes, dtypes, devices = self.shapes, self.dtypes, self.devices
+        saved, observer = self.saved, self.observer
+        shapes, dtypes, devices = saved.shapes, saved.dtypes, saved.devices
 
         def pack(tensor: torch.Tensor) -> int:
             shapes.append(tensor.shape)
@@ -236,14 +219,12 @@ class Frame:
         def pack_and_look(tensor: torch.Tensor) -> int:
             if self.keeping:
                 self.rebuilt.append(tensor.detach())
-                self.versions.append(_version(tensor))
-            if self.listener is not None and not _is_parameter(tensor):
-                storage = storage_of(tensor)
-                if storage is not None:
-                    self.storages.append(weakref.ref(storage))
+                self.versions.append(version_of(tensor))
+            if observer is not None:
+                observer.saves(tensor)
             return pack(tensor)
 
-        return pack_and_look if self.keeping or self.listener is not None else pack
+        return pack_and_look if self.keeping or observer is not None else pack
 
     def _unpack(self, index: int) -> torch.Tensor:
         run = _exec_group()
@@ -263,41 +244,25 @@ class Frame:
             self._raise_changed(tensor)
         if run == _OUTSIDE:  # no backward will ask for the others
             self._forget_rebuilt()
-        elif self.listener is not None:
-            self._hold_until_used(tensor)
+        elif self.observer is not None:
+            self.observer.hold_until_used(tensor)
         return tensor
-
-    def _hold_until_used(self, tensor: torch.Tensor) -> None:
-        """Keep a rebuilt tensor alive for as long as a kept one would be: to the end of its node.
-
-        While observing only. A node lets go of what it unpacked as it goes along; what was kept
-        stays until it is done, and a workspace that it takes in between then comes on top.
-        """
-        node = _current_node()
-        if node is None:
-            return
-        number = node._sequence_nr()
-        if number != self.node:  # the first tensor that this one unpacks
-            box: list[torch.Tensor] = []
-            self.node, self.in_use = number, box
-            node.register_hook(lambda *_: box.clear())
-        self.in_use.append(tensor)
 
     def _kept(self, index: int) -> torch.Tensor:
         """A tensor that was kept. It is released with this, unless the graph stays."""
         tensor = self.rebuilt[index]
         if tensor is None:  # read twice in one backward
             return self._unpack_after_release(index)
-        if _version(tensor) != self.versions[index]:
+        if version_of(tensor) != self.versions[index]:
             self._raise_changed(tensor)
         if not self.touched:
             self.touched = True
-            if self.listener is not None:
-                self.listener.before_use(self.run)
+            if self.observer is not None:
+                self.observer.listener.before_use(self.observer.run)
         if self.evictable and not keeps_graph():
             self.rebuilt[index] = None
-            if self.listener is not None:
-                self._hold_until_used(tensor)
+            if self.observer is not None:
+                self.observer.hold_until_used(tensor)
         return tensor
 
     def _unpack_after_release(self, index: int) -> torch.Tensor:
@@ -343,19 +308,20 @@ class Frame:
     def _rebuild(self) -> None:
         self.rebuilt.clear()
         self.versions = []
-        if self.listener is None:
+        observer = self.observer
+        if observer is None:
             self._replay(self._repacker(), self._looker_up())
         else:
-            self.listener.before_recompute(self.run)
+            observer.listener.before_recompute(observer.run)
             self._replay(self._repacker(), self._looker_up())
-            self.listener.after_recompute(self.run)
-        if len(self.rebuilt) < len(self.shapes):
+            observer.listener.after_recompute(observer.run)
+        if len(self.rebuilt) < len(self.saved):
             self._fail(
                 "A different number of tensors was saved during the original forward and "
-                f"recomputation: {len(self.shapes)} and {len(self.rebuilt)}"
+                f"recomputation: {len(self.saved)} and {len(self.rebuilt)}"
             )
-        if self.misfits:
-            self._fail(self._describe_misfits())
+        if self.saved.misfits:
+            self._fail(self.saved.describe_misfits())
 
     def _replay(
         self, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]
@@ -366,7 +332,7 @@ class Frame:
             raise RuntimeError(
                 f"{self._title}: {error}. Work on a copy of it, or exclude this block"
             ) from None
-        self.misfits.clear()
+        self.saved.misfits.clear()
         self.run_id = None
         run = self.execution_context.run
         try:
@@ -385,7 +351,7 @@ class Frame:
 
     def _stopped_in_script(self, error: BaseException) -> bool:
         """Whether this was a stop: TorchScript makes an error of its own of any exception."""
-        there = len(self.rebuilt) == len(self.shapes) and self.complete and not self.keeping
+        there = len(self.rebuilt) == len(self.saved) and self.complete and not self.keeping
         return there and self.early_stop and isinstance(error, RuntimeError)
 
     def _repacker(self) -> Callable[[torch.Tensor], int | torch.Tensor]:
@@ -395,9 +361,8 @@ class Frame:
         refers to the frame and its arguments: others may hold on to that graph for ever. torch's
         `ModuleTracker` does, and `FlopCounterMode` with it: its hooks refer to their own nodes.
         """
-        shapes, dtypes, devices = self.shapes, self.dtypes, self.devices
-        rebuilt, versions, misfits = self.rebuilt, self.versions, self.misfits
-        owed, early_stop, check = len(shapes), self.early_stop, self.check
+        rebuilt, versions, compare = self.rebuilt, self.versions, self.saved.compare
+        owed, early_stop, check = len(self.saved), self.early_stop, self.check
         title, complete = self._title, self.complete
 
         def repack(tensor: torch.Tensor) -> int | torch.Tensor:
@@ -411,13 +376,8 @@ class Frame:
                 return tensor  # for a backward inside the function
             rebuilt.append(tensor)
             versions.append(tensor._version)
-            if check and (
-                shapes[index] != tensor.shape
-                or dtypes[index] is not tensor.dtype
-                or devices[index] != tensor.get_device()
-            ):
-                kind = tensor.shape, tensor.dtype, tensor.get_device()
-                misfits.append((index, *kind))
+            if check:
+                compare(index, tensor)
             if early_stop and index + 1 == owed:
                 raise _Stop
             return index
@@ -439,36 +399,6 @@ class Frame:
             return tensor
 
         return look_up
-
-    def _tell_of_forward(self, listener: Listener, args: Any, kwargs: Any, out: Any) -> None:
-        packed = {s._cdata: s for ref in self.storages if (s := ref()) is not None}
-        saved, self.storages = packed.keys(), []
-        inputs = argument_tensors(args, kwargs)
-        given = storages_in(inputs)
-        made = {
-            storage._cdata: tensor
-            for tensor in tensors_in(out)
-            if (storage := storage_of(tensor)) is not None and storage._cdata not in given
-        }
-        own = [tensor for key, tensor in made.items() if key in saved]
-        idle = [t for t in inputs if (s := storage_of(t)) is not None and s._cdata not in saved]
-        inside = packed.keys() - given.keys() - made.keys()
-        explained = sum(allocated_bytes(packed[key]) for key in inside)
-        end = ForwardEnd(list(made.values()), own, idle, explained, self.keeping, inputs)
-        listener.forward_ends(self.run, end)
-
-    def _describe_misfits(self) -> str:
-        lines = [
-            f"tensor at position {i}: saved "
-            f"{_kind(self.shapes[i], self.dtypes[i], self.devices[i])}, "
-            f"recomputed {_kind(shape, dtype, device)}"
-            for i, shape, dtype, device in self.misfits
-        ]
-        self.misfits.clear()
-        return (
-            "Recomputed values for the following tensors have different metadata than during the "
-            "forward pass: " + "; ".join(lines)
-        )
 
     def _fail(self, problem: str) -> NoReturn:
         self.rebuilt.clear()
@@ -497,8 +427,9 @@ def hide_from_compiler() -> None:
 
     looking = Frame(_as_it_is, (), {}, keeping=True)
     hooks = (Frame(_as_it_is, (), {})._packer(), looking._packer(), looking._repacker())
-    own = (looking._looker_up(), storage_of, local_tensor, _version, _is_parameter)
-    for function in (*hooks, *own, DryRunRecorder.pack, DryRunRecorder.unpack):
+    own = (looking._looker_up(), storage_of, local_tensor, version_of, is_parameter)
+    methods = (FrameObserver.saves, SavedKinds.compare, DryRunRecorder.pack, DryRunRecorder.unpack)
+    for function in (*hooks, *own, *methods):
         skip_code(function.__code__)
 
 
@@ -538,25 +469,5 @@ _OUTSIDE = -1
 _exec_group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lambda: None)
 
 
-_current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
-
-
-def _is_parameter(tensor: torch.Tensor) -> bool:
-    """Whether it is a parameter or a view of one, such as a transposed weight."""
-    base = tensor._base
-    of = tensor if base is None else base
-    # For a plain tensor the answer is quick: asking whether it is a Parameter runs Python code.
-    return type(of) is not torch.Tensor and isinstance(of, torch.nn.Parameter)
-
-
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
-
-
-def _kind(shape: torch.Size, dtype: torch.dtype, device: int) -> str:
-    where = "the CPU" if device < 0 else f"device {device}"
-    return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {where}"

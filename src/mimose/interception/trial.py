@@ -200,7 +200,9 @@ class TriedInterceptor(JudgedInterceptor):
         if self.compiled is not None or is_distributed():
             return None
         kind = kind_of(self.module)
-        return None if kind is None else (kind, tuple(frame.shapes), tuple(frame.dtypes))
+        return (
+            None if kind is None else (kind, tuple(frame.saved.shapes), tuple(frame.saved.dtypes))
+        )
 
     def _frame(
         self,

@@ -26,7 +26,7 @@ from mimose.tensors.nested import (
     version_of,
 )
 from mimose.tensors.out_of_memory import is_out_of_memory, release_traceback
-from mimose.tensors.parameters import Parameters
+from mimose.tensors.parameters import Parameters, is_parameter
 from mimose.tensors.previous_outputs import PreviousOutputs
 from mimose.tensors.running_backward import keeps_graph, task_id, unknown_task
 
@@ -43,6 +43,7 @@ __all__ = [
     "custom_input_size",
     "input_size",
     "is_out_of_memory",
+    "is_parameter",
     "keeps_graph",
     "local_tensor",
     "map_tensors",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 
@@ -39,3 +40,11 @@ class Parameters:
 
     def _iterate(self) -> Iterator[nn.Parameter]:
         return (p for parameters in self._dicts for p in parameters.values() if p is not None)
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a parameter or a view of one, such as a transposed weight."""
+    base = tensor._base
+    of = tensor if base is None else base
+    # For a plain tensor the answer is quick: asking whether it is a Parameter runs Python code.
+    return type(of) is not torch.Tensor and isinstance(of, nn.Parameter)
