@@ -4,13 +4,18 @@
 
 Layers like Llama 8B's with LoRA on all linears, bf16, one row of 16,384 tokens. Plain training
 tells how far a step rises with everything kept; budgets leave room for a share of that, the reserve
-settled. Under each budget both variants of mimose learn from a few steps, then they take turns.
-`--floor` looks for the least budget that trains, in shares of what recomputing everything needs.
+settled. Under each budget both variants of mimose know the model; after some steps in which the
+reserve settles, steps are timed. `--floor` looks for the least budget that trains, in shares of
+what recomputing everything needs, from a first step in which nothing is known. `--mixed` trains
+whole runs on rows of mixed lengths (instruction tuning's, times 16), observing included, under the
+budget that plain training would exceed on half of the steps.
 """
 
 from __future__ import annotations
 
+import csv
 import gc
+import random
 import statistics
 import time
 from typing import Any
@@ -20,6 +25,7 @@ import torch
 import llama_lora
 import mimose
 from common import circumstances, parser_of, save
+from mimose.bench.batches import LENGTHS
 from mimose.bench.measuring import LatestStep
 from mimose.costs import Option
 from mimose.memory import meter_for
@@ -29,6 +35,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "two options": {"choices": ("keep", "recompute")},
     "all options": {},
 }
+
+
+SETTLING = 10
+"""Steps near the limit after which the reserve has settled, and a few more."""
+SHORTEST, LONGEST, TIMES = 512, 32768, 16
+"""Of rows of mixed lengths: instruction tuning's lengths, so many times, cut to these."""
 
 
 class Bench:
@@ -52,10 +64,10 @@ class Bench:
         self.wait()
         return time.perf_counter() - began
 
-    def step_or_none(self) -> float | None:
+    def step_or_none(self, tokens: int | None = None) -> float | None:
         """The same; None if memory ran out."""
         try:
-            return self.step()
+            return self.step(tokens)
         except torch.OutOfMemoryError:
             self.optimizer.zero_grad()
             return None
@@ -82,6 +94,7 @@ class Bench:
         gc.collect()
         if self.cuda:
             torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
 
     def under(
         self, budget: int, state: dict[str, Any], steps: int, **options: Any
@@ -93,10 +106,10 @@ class Bench:
         handle.load_state_dict(state)
         handle.subscribe(latest)
         times, peaks = [], []
-        for number in range(steps + 2):
+        for number in range(steps + SETTLING):
             seconds = self.step()
             record = latest.record
-            if number >= 2 and record is not None and record.plan is not None:
+            if number >= SETTLING and record is not None and record.plan is not None:
                 times.append(seconds)
                 if record.real_peak_bytes and record.predicted_peak_bytes:
                     peaks.append(record.predicted_peak_bytes / record.real_peak_bytes - 1)
@@ -153,6 +166,47 @@ def shares(bench: Bench, wanted: list[float], steps: int, rounds: int) -> dict[s
     return result
 
 
+def mixed(bench: Bench, steps: int, seed: int = 0) -> dict[str, Any]:
+    """Whole runs on rows of mixed lengths."""
+    lengths = drawn_lengths(steps, seed, bench.row.shape[1])
+    _, explanation = bench.known()
+    profile, base, tokens = explanation.profile, explanation.base_bytes, bench.row.shape[1]
+    assert profile is not None
+    kept = KeepAll().plan(profile, 1 << 62).peak_bytes
+    # Layers with flash attention take memory in proportion to the length.
+    budget = int((base + kept * statistics.median(lengths) / tokens) / 0.97)
+    result: dict[str, Any] = {"lengths": lengths, "budget": budget, "runs": {}}
+    for name, options in VARIANTS.items():
+        bench.clear()
+        with mimose.auto_checkpoint(bench.model, budget, enforce=True, **options) as handle:
+            times = [bench.step_or_none(length) for length in lengths]
+            stats = handle.stats()
+        result["runs"][name] = {
+            "seconds": times,
+            "lost": times.count(None),
+            "observed_steps": stats.observed_steps,
+            "runs_kept": stats.runs_kept,
+            "runs_recomputed": stats.runs_recomputed,
+            "moved_bytes": stats.moved_bytes,
+            "stalled_seconds": stats.stalled_seconds,
+            "worst_shortfall": stats.worst_shortfall,
+            "peak_held_over_budget": stats.peak_held_bytes / budget,
+            "planning_seconds": stats.planning_seconds,
+            "plans": stats.cache_misses,
+        }
+        shown = {k: v for k, v in result["runs"][name].items() if k != "seconds"}
+        print("mixed", name, sum(t or 0 for t in times), shown, flush=True)
+    return result
+
+
+def drawn_lengths(steps: int, seed: int, longest: int) -> list[int]:
+    with (LENGTHS / "instruct_cl100k.csv").open() as file:
+        rows = [(int(row["length"]), int(row["count"])) for row in csv.DictReader(file)]
+    values, counts = zip(*rows, strict=True)
+    drawn = random.Random(seed).choices(values, counts, k=steps)
+    return [min(max(TIMES * n, min(SHORTEST, longest)), min(LONGEST, longest)) for n in drawn]
+
+
 def floor(bench: Bench, tried: list[float]) -> dict[str, Any]:
     """Which shares of what recomputing everything needs are enough, from the first step on."""
     _, explanation = bench.known()
@@ -185,6 +239,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--shares", nargs="*", type=float, default=[0.76, 0.5, 0.24])
     parser.add_argument("--floor", nargs="*", type=float, default=[])
+    parser.add_argument("--mixed", type=int, default=0, help="steps on rows of mixed lengths")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
@@ -202,6 +257,9 @@ def main() -> None:
     bench = Bench(options.layers, options.tokens, device)
     if options.shares:
         results["shares"] = shares(bench, options.shares, options.steps, options.rounds)
+        save(results, options.out)
+    if options.mixed:
+        results["mixed"] = mixed(bench, options.mixed)
         save(results, options.out)
     if options.floor:
         results["floor"] = floor(bench, options.floor)

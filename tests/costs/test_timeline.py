@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import chains
 from chains import chain, run, steady
 from mimose.costs.options import Option
+from mimose.costs.run_cost import RunCost
 from mimose.costs.timeline import (
     Profile,
     StepConditions,
@@ -359,10 +360,16 @@ def simulated(profile: Profile, choices: Sequence[Option]) -> list[int]:
     inputs: dict[int, int] = {}
     activations: dict[int, int] = {}
 
+    def saved(each: RunCost, casts: int = 0) -> int:
+        """What leaves; what a kept run drops of its input is gone all the same."""
+        return max(0, each.saved - each.output_saved - casts)
+
     def release(now: int) -> None:
         for j, transfer in transfers.items():
-            if transfer.release_before == now:
-                (activations if choices[j] is HOST else inputs)[j] = 0
+            if transfer.release_before == now and choices[j] is HOST:
+                activations[j] -= saved(runs[j], runs[j].shared_casts)
+            elif transfer.release_before == now:
+                inputs[j] = 0
 
     def in_use() -> int:
         return sum(inputs.values()) + sum(activations.values())
@@ -378,7 +385,7 @@ def simulated(profile: Profile, choices: Sequence[Option]) -> list[int]:
     moments.append(in_use() - inputs_in_head + profile.head_forward)
     for k in activations:
         away = k in transfers and choices[k] is HOST
-        activations[k] = 0 if away else costs[k].backward_held
+        activations[k] = costs[k].backward_held - (saved(runs[k]) if away else 0)
     moments.append(in_use() - inputs_in_head + profile.head_backward)
     for k in reversed(range(len(runs))):
         for j, transfer in transfers.items():

@@ -11,7 +11,7 @@ The costs of an option follow from what was measured of its run:
                held           0
 
     save on host         as keep; saved − output_saved bytes move, and while they are away it
-                         holds nothing
+                         holds nothing, not even what it drops of its input
     recompute from host  as recompute; its boundary moves, and while it is away the base of all
                          later runs is lower by so much
 
@@ -105,8 +105,8 @@ class RunCost(NamedTuple):
         return keep._replace(
             option=Option.SAVE_ON_HOST,
             moved=moved,
-            forward_freed=keep.forward_held,
-            backward_freed=keep.backward_held,
+            forward_freed=max(0, moved - self.shared_casts),
+            backward_freed=moved,
         )
 
     def recomputed_from_host(self) -> OptionCost | None:

@@ -192,8 +192,9 @@ class _Search:
         in_flight = zip(self._menus, accumulate(forward), accumulate(backward), strict=False)
         menus = [_raised(menu, *more) if any(more) else menu for menu, *more in in_flight]
         for run, *_ in schedule.transfers:
-            forward_need, backward_need, *_ = menus[run][0]
-            menus[run] = [Choice(forward_need, backward_need, 0, 0, 0, Option.SAVE_ON_HOST)]
+            cost, (forward_need, backward_need, *_) = self.candidates.saved[run], menus[run][0]
+            left = cost.forward_held - cost.forward_freed, cost.backward_held - cost.backward_freed
+            menus[run] = [Choice(forward_need, backward_need, *left, 0, Option.SAVE_ON_HOST)]
         return menus
 
     # Inputs on the host
