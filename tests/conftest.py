@@ -17,9 +17,15 @@ import torch._dynamo  # before the first freeze: the first operation that is cou
 
 import compare
 from mimose.memory.clock import Clock
-from recorded_runs import browser, known, recorded, recording_file
+from recorded_runs import browser, known, recorded, recorded_with_host, recording_file
 
-__all__ = ["browser", "known", "recorded", "recording_file"]  # fixtures of all folders
+__all__ = [
+    "browser",
+    "known",
+    "recorded",
+    "recorded_with_host",
+    "recording_file",
+]  # fixtures of all folders
 
 torch.set_num_threads(1)
 

@@ -12,6 +12,9 @@ import pytest
 
 import mimose
 from loops import task, train
+from mimose.costs.options import Option
+from mimose.costs.timeline import Profile
+from mimose.planning import Plan, Planner
 from parts import Regimes
 
 FLAGS = [
@@ -50,6 +53,30 @@ def recorded(
 @pytest.fixture(scope="session")
 def recording_file(recorded: tuple[Path, mimose.Mimose]) -> Path:
     return recorded[0]
+
+
+class FirstThatFits(Planner):
+    """Of a few plans for three blocks, the laxest that fits, whatever its time."""
+
+    def plan(self, profile: Profile, available_bytes: int) -> Plan:
+        options = {option.letter: option for option in Option}
+        for letters in ("KKK", "HKK", "HrK", "rhK"):
+            plan = Plan.of(profile, [options[letter] for letter in letters], available_bytes)
+            if plan.fits:
+                break
+        return plan
+
+
+@pytest.fixture(scope="session")
+def recorded_with_host(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, mimose.Mimose]:
+    """The same with host memory, whose plans for long inputs move bytes."""
+    path = tmp_path_factory.mktemp("recorded") / "run.jsonl"
+    model, batches, budget = task("encoder", share=0.3)
+    with mimose.auto_checkpoint(
+        model, budget, host_memory="1GiB", planner=FirstThatFits(), record=path
+    ) as handle:
+        train(model, batches * 2)
+    return path, handle
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import mimose
 from mimose.reporting.page.contents import Contents, contents_of
 from mimose.reporting.page.html import page_of
 from mimose.reporting.reader import read_recording
@@ -156,4 +157,18 @@ def test_peaks_that_nobody_saw_leave_predictions_and_what_was_held(
     opened(browser, replace(contents, steps={**contents.steps, "peak": unseen}), tmp_path)
     assert "held by the allocator" in words(browser, "#steps-legend")
     assert browser.find_element(CSS, "#steps-chart path.peaks").get_attribute("d") == ""
+    assert no_complaints(browser)
+
+
+def test_the_link_s_traffic_is_drawn_below_the_blocks(
+    browser: Any, recorded_with_host: tuple[Path, mimose.Mimose], tmp_path: Path
+) -> None:
+    contents = contents_of(read_recording(recorded_with_host[0]))
+    opened(browser, contents, tmp_path)
+    for index, size in enumerate(contents.sizes):
+        slide(browser, index)
+        assert count(browser, "#within-chart rect.copy") == len(size.copies)
+        assert ("to the host and back" in words(browser, "#within-text")) == bool(size.copies)
+    assert "saved on the host" in words(browser, "#map-legend")
+    assert "recomputed, input on the host" in words(browser, "#map-legend")
     assert no_complaints(browser)

@@ -205,3 +205,27 @@ def test_a_long_run_is_thinned_to_its_highest_steps(recording_file: Path) -> Non
     assert len(few) == 5
     assert max(s.peak_bytes or 0 for s in few) == max(s.peak_bytes or 0 for s in steps)
     assert [s.number for s in few] == sorted(s.number for s in few)
+
+
+def test_pages_show_what_moves_to_the_host(
+    recorded_with_host: tuple[Path, mimose.Mimose], tmp_path: Path
+) -> None:
+    recording = read_recording(recorded_with_host[0])
+    contents = contents_of(recording)
+    recorded = {str(step.size): step.plan for step in recording.planned if step.has_own_plan}
+    moving = [size for size in contents.sizes if size.moved_bytes]
+    assert {letter for size in contents.sizes for letter in size.plan} == set("KHrh")
+    assert all(recorded[size.label] == size.plan for size in moving)
+    for size in moving:
+        assert sum(copy.bytes for copy in size.copies if copy.to_host) == size.moved_bytes
+        assert max(level for *_, level in size.curves["plan"]) == size.plan_peak_bytes
+    told = markdown_of(contents, "run")
+    assert "| to the host | waiting, ms |" in told
+    assert "H: saved on the host, h: recomputed, with its input on the host." in told
+    draw(contents, tmp_path / "run.png")
+    assert (tmp_path / "run.png").stat().st_size > 10_000
+
+
+def test_pages_of_runs_without_the_host_do_not_speak_of_it(contents: Contents) -> None:
+    assert not any(size.moved_bytes or size.copies for size in contents.sizes)
+    assert "host" not in markdown_of(contents, "run")

@@ -15,6 +15,10 @@ import pytest
 import mimose
 import models
 from loops import interceptors, task, texts, train
+from mimose.costs.link import Link
+from mimose.costs.options import Option
+from mimose.planning import Plan
+from mimose.reporting.outlook import Outlook
 from mimose.reporting.page.contents import contents_of
 from mimose.reporting.reader import read_recording
 from mimose.reporting.recording import Recorder, own_path
@@ -269,3 +273,59 @@ def test_knowledge_is_of_the_regime_that_the_run_ended_in(tmp_path: Path) -> Non
     rebuilt = recording.cost_model()
     for step in recording.steps[-5:]:
         assert rebuilt.predict(step.size) == known.cost_model.predict(step.size)
+
+
+def test_a_recording_tells_the_link_of_its_steps(
+    recorded_with_host: tuple[Path, mimose.Mimose],
+) -> None:
+    recording = read_recording(recorded_with_host[0])
+    moving = [step for step in recording.planned if set("Hh") & set(step.plan or "")]
+    assert recording.link is not None
+    assert recording.link.host_bytes == 1 << 30
+    assert len(moving) > 5
+    assert all(step.link == recording.link for step in moving)
+    assert recording.steps[0].link is None  # nothing is asked of the host before it could help
+    assert recorded_with_host[0].read_text().count('{"link":') == 1
+
+
+def test_recorded_plans_that_move_bytes_are_priced_as_they_were(
+    recorded_with_host: tuple[Path, mimose.Mimose],
+) -> None:
+    recording = read_recording(recorded_with_host[0])
+    outlook, options = Outlook.of(recording), {option.letter: option for option in Option}
+    priced = 0
+    for step in recording.planned[-20:]:
+        profile = outlook.profile(step.size)
+        if profile is None or step.predicted_bytes is None or step.plan is None:
+            continue
+        plan = Plan.of(profile, [options[letter] for letter in step.plan], 1 << 40)
+        assert str(plan) == step.plan
+        rise = step.predicted_bytes - step.base_bytes
+        assert plan.peak_bytes == pytest.approx(rise, rel=0.02)
+        priced += bool(plan.transfers)
+    assert priced > 5
+
+
+def test_a_link_that_changes_is_recorded_again(
+    recorded_with_host: tuple[Path, mimose.Mimose], tmp_path: Path
+) -> None:
+    whole = recorded_with_host[0].read_text().splitlines()
+    at = next(n for n, line in enumerate(whole) if line.startswith('{"link":'))
+    slower = Link(2.5, 3.5, 1 << 20, frozenset({Option.KEEP, Option.RECOMPUTE}))
+    changes = [json.dumps({"link": slower.to_plain()}), whole[-1], '{"link":null}', whole[-1]]
+    changed = tmp_path / "run.jsonl"
+    changed.write_text("\n".join([*whole, *changes]) + "\n")
+    recording = read_recording(changed)
+    assert [step.link for step in recording.steps[-2:]] == [slower, None]
+    assert recording.steps[-3].link == read_recording(recorded_with_host[0]).link
+    assert recording.link is None
+    changed.write_text("\n".join([*whole[:at], '{"link":{"to_host":0}}', *whole[at + 1 :]]) + "\n")
+    assert read_recording(changed).unreadable == [at + 1]
+
+
+def test_a_recording_without_a_link_is_planned_without_one(recording_file: Path) -> None:
+    recording = read_recording(recording_file)
+    profile = Outlook.of(recording).profile(recording.steps[-1].size)
+    assert recording.link is None
+    assert profile is not None
+    assert profile.link is None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mimose.comparison.checkmate import Checkmate
@@ -105,7 +105,7 @@ def compare(
         raise ArgumentError("--trace: give one --size, that of the step that was traced")
     traced = None if trace is None else read_trace(trace)
     recording = read_recording(file)
-    outlook = Outlook.of(recording)
+    outlook = replace(Outlook.of(recording), link=None)  # the others move nothing
     known = _profiles(outlook, [step.size for step in recording.steps])
     if not known:
         raise ArgumentError(f"{file} has no observed steps yet: train a few more steps")

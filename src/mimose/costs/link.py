@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from mimose.costs.options import Option
 
@@ -22,6 +24,26 @@ class Link(NamedTuple):
     """What plans may hold in host memory."""
     options: frozenset[Option] = frozenset(Option)
     """The options that plans may use."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain numbers and strings."""
+        options = [option.value for option in Option if option in self.options]
+        return {**self._asdict(), "options": options}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Link:
+        """The link that `to_plain` gave; raises if that is damaged."""
+        link = cls(
+            float(plain["to_host"]),
+            float(plain["from_host"]),
+            int(plain["host_bytes"]),
+            frozenset(map(Option, plain["options"])),
+        )
+        if not (0 < link.to_host < math.inf and 0 < link.from_host < math.inf):
+            raise ValueError(f"{plain} has a speed that is not positive")
+        if link.host_bytes < 0:
+            raise ValueError(f"{plain} has a negative number of bytes")
+        return link
 
     def nanoseconds_to_host(self, moved_bytes: int) -> int:
         """The time of a copy to the host in plans."""

@@ -87,6 +87,12 @@ class CostModel:
         return any(estimator.ready for estimator in self._estimators.values())
 
     @property
+    def regular(self) -> bool:
+        """Whether each step has the same runs in the same order and one backward, so that bytes
+        can leave the device and come back as planned."""
+        return not (self.any_order or self.retained or self.skips)
+
+    @property
     def error(self) -> float | None:
         """The largest leave-one-out error of the peak, as a share of it."""
         errors = [e.error for e in self._estimators.values() if e.error is not None]

@@ -52,7 +52,8 @@ def explain_plan(
     if profile.prelude and setting.open:
         common["base_bytes"] = base_bytes = setting.meter.read().in_use + profile.prelude
     profile = profile.in_step(cost_model.conditions(pattern, missing))
-    if setting.host.memory is not None:  # it is not asked for before a plan could use it
+    regular = cost_model.regular and len(size.passes) == 1
+    if regular and setting.host.memory is not None:  # not asked for before a plan could use it
         profile = replace(profile, link=setting.host.link(trusted=estimate.trusted))
     uncertainty = (1 + cost_model.reliability.uncertainty) * (1 + estimate.uncertainty)
     available = int(setting.available(base_bytes) / uncertainty)

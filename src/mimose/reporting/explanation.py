@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from mimose.costs import InputSize, Option, Profile, RunCost, Transfer
 from mimose.planning import Plan
 from mimose.reporting.notebook import explanation_html
+from mimose.reporting.plan_words import OPTION_WORDS, in_words, way_in_words
 from mimose.units import text_of
 
 _REMEDY = "raise the budget, use smaller batches, or choose smaller blocks with blocks="
@@ -35,7 +37,7 @@ class Explanation:
     profile: Profile | None = None
     """The cost of each run of a block at this size; None if this size cannot be predicted."""
     plan: Plan | None = None
-    """Which runs are kept and which are recomputed; None if this size cannot be predicted."""
+    """What each run does with its activations; None if this size cannot be predicted."""
     peak_kept_bytes: int | None = None
     """The peak if all blocks were kept."""
     peak_recomputed_bytes: int | None = None
@@ -99,8 +101,7 @@ class Explanation:
             f"{peak} with all blocks kept: {text_of(self.peak_kept_bytes)}, all recomputed: "
             f"{text_of(self.peak_recomputed_bytes)}, this plan: "
             f"{text_of(self.base_bytes + plan.peak_bytes)}: {verdict}",
-            f"plan {plan}: {plan.kept} of {len(plan.choices)} kept, "
-            f"{plan.extra_seconds * 1e3:.1f} ms of recompute",
+            f"plan {plan}: {in_words(plan)}",
         ]
         lines += _block_lines(self.blocks, profile, plan)
         if self.largest_batch and not bound:
@@ -115,31 +116,44 @@ def _block_lines(blocks: Sequence[str], profile: Profile, plan: Plan) -> Iterato
     """The choice and the cost of each block; equal neighbours share a line."""
     moved = {transfer.run: transfer for transfer in plan.transfers}
     rows = [
-        ("fixed" if run.fixed else _WORDS[option], _cost(run) + _way(moved.get(k)))
-        for k, (run, option) in enumerate(zip(profile.runs, plan.choices, strict=True))
+        _Row(name, _choice(run, option), _cost(run), option, moved.get(k))
+        for k, (name, run, option) in enumerate(
+            zip(blocks, profile.runs, plan.choices, strict=False)
+        )
     ]
-    width = max((len(choice) for choice, _ in rows), default=0)
-    for (choice, cost), group in groupby(zip(blocks, rows, strict=False), key=lambda pair: pair[1]):
-        names = [name for name, _ in group]
-        shown = f"{names[0]} … {names[-1]} ({len(names)} blocks, each)" if names[1:] else names[0]
-        yield f"  {choice:{width}}  {shown}: {cost}"
+    width = max((len(row.choice) for row in rows), default=0)
+    for _, group in groupby(rows, key=_Row.key):
+        yield _block_line(list(group), width)
 
 
-_WORDS = {
-    Option.KEEP: "keep",
-    Option.SAVE_ON_HOST: "on the host",
-    Option.RECOMPUTE: "recompute",
-    Option.RECOMPUTE_FROM_HOST: "recompute, input on the host",
-}
+class _Row(NamedTuple):
+    """One run of a block, in words."""
+
+    name: str
+    choice: str
+    cost: str
+    option: Option
+    transfer: Transfer | None
+
+    def key(self) -> tuple[str, str, Option, int]:
+        """What neighbours on one line have in common: all but when the bytes move."""
+        moved_bytes = 0 if self.transfer is None else self.transfer.moved_bytes
+        return self.choice, self.cost, self.option, moved_bytes
 
 
-def _way(transfer: Transfer | None) -> str:
-    """How a transfer is hidden, if there is one."""
-    if transfer is None:
-        return ""
-    behind = transfer.release_before - transfer.run - 1
-    blocks = "1 block" if behind == 1 else f"{behind} blocks"
-    return f"; on the host: {text_of(transfer.moved_bytes)}, hidden behind {blocks}"
+def _block_line(rows: Sequence[_Row], width: int) -> str:
+    first, last = rows[0], rows[-1]
+    names = f"{first.name} … {last.name} ({len(rows)} blocks, each)" if rows[1:] else first.name
+    line = f"  {first.choice:{width}}  {names}: {first.cost}"
+    transfers = [row.transfer for row in rows if row.transfer is not None]
+    if not transfers:
+        return line
+    what = "input on the host" if first.option.recomputes else "on the host"
+    return f"{line}; {what}: {way_in_words(transfers)}"
+
+
+def _choice(run: RunCost, option: Option) -> str:
+    return "fixed" if run.fixed else OPTION_WORDS[option]
 
 
 def _cost(run: RunCost) -> str:

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from mimose.costs import Profile
+from mimose.planning import Plan
+from mimose.reporting.plan_words import in_words, way_in_words
 from mimose.units import text_of
 
 if TYPE_CHECKING:
@@ -61,16 +64,23 @@ def explanation_html(explanation: Explanation) -> str:
     ]
     parts.append(_strip(choices))
     verdict = "it may not fit" if explanation.at_most_as else "it does not fit"
-    parts.append(
-        f"{plan.kept} of {len(choices)} blocks kept, {plan.extra_seconds * 1e3:.1f} ms of "
-        f"recompute{'' if plan.fits else f'; <b>{verdict}</b>'}"
-    )
-    rows = (
-        (name, choice, text_of(run.saved), f"{run.nanoseconds / 1e6:.2f} ms")
-        for name, choice, run in zip(explanation.blocks, choices, profile.runs, strict=False)
-    )
-    table = _table(rows, ("block", "plan", "memory if kept", "recompute time"))
+    parts.append(f"{in_words(plan)}{'' if plan.fits else f'; <b>{verdict}</b>'}")
+    table = _block_table(explanation.blocks, choices, profile, plan)
     return _framed(*parts, f"<details><summary>blocks</summary>{table}</details>")
+
+
+def _block_table(
+    blocks: Sequence[str], choices: Sequence[str], profile: Profile, plan: Plan
+) -> str:
+    """The choice and the costs of each block; what waits on the host, if anything does."""
+    on_host = {transfer.run: way_in_words([transfer]) for transfer in plan.transfers}
+    head = ("block", "plan", "memory if kept", "recompute time", *(["on the host"] * bool(on_host)))
+    rows = (
+        (name, choice.replace("_", " "), text_of(run.saved), f"{run.nanoseconds / 1e6:.2f} ms",
+         *([on_host.get(k, "")] if on_host else []))
+        for k, (name, choice, run) in enumerate(zip(blocks, choices, profile.runs, strict=False))
+    )  # fmt: skip
+    return _table(rows, head)
 
 
 def _framed(*parts: str) -> str:

@@ -12,13 +12,24 @@ from itertools import zip_longest
 
 import numpy as np
 
-from mimose.costs import InputSize, Option, Profile, extra_nanoseconds
+from mimose.costs import InputSize, Link, Option, Profile, extra_nanoseconds
 from mimose.estimation import CostModel, Prediction
-from mimose.planning import Plan, Planner, planner_named
+from mimose.planning import (
+    Greedy,
+    GreedyLiteral,
+    KeepAll,
+    Plan,
+    Planner,
+    RecomputeAll,
+    planner_named,
+    strictest,
+)
 from mimose.reporting.reader import RecordedStep, Recording
 
 _WARM_UP = 2
 """The first steps, whose times are not representative."""
+_TWO_OPTIONS = (Greedy, GreedyLiteral, KeepAll, RecomputeAll)
+"""Planners that never use host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +47,8 @@ class Outlook:
     step_time: StepTime | None = None
     budget_bytes: int | None = None
     """The budget of the run."""
+    link: Link | None = None
+    """The link to host memory; None if plans do without."""
 
     @classmethod
     def of(cls, recording: Recording, planner: Planner | None = None) -> Outlook:
@@ -51,6 +64,7 @@ class Outlook:
             missing_bytes=recording.header.gradient_bytes if allocates else 0,
             reserve_share=reserve / recording.header.budget_bytes,
             budget_bytes=recording.header.budget_bytes,
+            link=recording.link,
         )
         return outlook.timed_by(recording)
 
@@ -77,12 +91,18 @@ class Outlook:
         return self._usual(self.cost_model.extrapolate(size), size)
 
     def _usual(self, estimate: Prediction | None, size: InputSize) -> Prediction | None:
-        """The estimate with the gradients that a typical step allocates."""
+        """The estimate with the gradients that a typical step allocates, and with the link."""
         pattern = self.cost_model.pattern_for(size)
         if estimate is None or pattern is None:
             return None
         conditions = self.cost_model.conditions(pattern, self.missing_bytes)
-        return replace(estimate, profile=estimate.profile.in_step(conditions))
+        profile = replace(estimate.profile, link=self._link_for(size))
+        return replace(estimate, profile=profile.in_step(conditions))
+
+    def _link_for(self, size: InputSize) -> Link | None:
+        """The link that a step of this size can use."""
+        irregular = not self.cost_model.regular or len(size.passes) > 1
+        return None if irregular or isinstance(self.planner, _TWO_OPTIONS) else self.link
 
     def base_bytes(self, profile: Profile) -> int:
         """Memory in use when the first block starts."""
@@ -97,19 +117,19 @@ class Outlook:
         """The plan for a batch of this size."""
         return self.planner.plan(profile, self.available(profile, budget_bytes))
 
-    def budget_for(self, profile: Profile, option: Option) -> int:
-        """The smallest budget that fits this size if every run has this option."""
-        plan = Plan.of(profile, [option] * len(profile.runs), 0)
+    def budget_for(self, profile: Profile, plan: Plan) -> int:
+        """The smallest budget that fits this plan."""
         need = self.base_bytes(profile) + plan.peak_bytes
         return int(need / (1 - self.reserve_share)) + 1
 
     def least_budget(self, profile: Profile) -> int:
-        """The smallest budget for this size: everything is recomputed."""
-        return self.budget_for(profile, Option.RECOMPUTE)
+        """The smallest budget for this size: everything is recomputed, with inputs on the host
+        where there is a link."""
+        return self.budget_for(profile, strictest(profile, 0))
 
     def easy_budget(self, profile: Profile) -> int:
-        """The smallest budget under which this size needs no recompute."""
-        return self.budget_for(profile, Option.KEEP)
+        """The smallest budget under which every run of this size is kept."""
+        return self.budget_for(profile, KeepAll().plan(profile, 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mimose.costs import InputSize, Layout, Option, Pace, StepObservation
+from mimose.costs import InputSize, Layout, Link, Option, Pace, StepObservation
 from mimose.errors import ArgumentError
 from mimose.estimation import CostModel
 from mimose.reporting.recording import READABLE, Header
@@ -43,8 +43,11 @@ class RecordedStep:
     milliseconds: float
     """Host time from the first block's forward to the end of the backward."""
     recompute_milliseconds: float
+    """Predicted time that the plan adds: recomputes, and waiting for transfers."""
     planning_microseconds: float
     reserve_bytes: int
+    link: Link | None = None
+    """The link to host memory; None if plans did without."""
 
     @property
     def has_own_plan(self) -> bool:
@@ -71,6 +74,8 @@ class Recording:
     events: list[Event] = field(default_factory=list)
     observations: list[StepObservation] = field(default_factory=list)
     """The observations of the regime in which the run ended."""
+    link: Link | None = None
+    """The link to host memory at the end of the run; None if plans did without."""
     unreadable: list[int] = field(default_factory=list)
     """Numbers of invalid lines, without a truncated last line."""
 
@@ -181,6 +186,9 @@ class _Reader:
             elif "timed" in values:
                 timed = StepObservation.from_plain(values["timed"], self._blocks)
                 _set_times(self._cost_models.get(values["in"], []), timed)
+            elif "link" in values:
+                link = values["link"]
+                self.recording.link = None if link is None else Link.from_plain(link)
             elif "regime" in values:
                 self.recording.observations = self._cost_models.setdefault(values["regime"], [])
             elif "layout" in values:
@@ -224,6 +232,7 @@ class _Reader:
             recompute_milliseconds=values.get("again_ms", 0.0),
             planning_microseconds=values["planning_us"],
             reserve_bytes=self._reserve,
+            link=self.recording.link,
         )
 
 

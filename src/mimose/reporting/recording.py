@@ -8,10 +8,12 @@ One JSON object per line. The first is the header; the others follow in order of
     {"observation":{…},"anew":false}                             an observation; "anew" drops others
     {"timed":{…},"in":0}                                         the times of an observation
     {"regime":0,"is":"…"}                                        the regime of the lines that follow
+    {"link":{…}}                                                 the link of the steps that follow
     {"event":"recovery","at":3.21,"step":12,"text":"…"}          an event
 
 A step with only an upper bound has "at_most" instead of "predicted". An observed step has
-"observed" instead of "plan", with the same letters, or neither if everything was recomputed.
+"observed" instead of "plan", with the same letters, or neither if everything was recomputed. The
+link to host memory is recorded when it is first known and when it changes; null if it was given up.
 
 Formatting a step takes a few microseconds. Lines are written in batches, so a killed process loses
 up to two seconds of them. The reader skips a truncated last line.
@@ -34,7 +36,7 @@ from typing import Any, BinaryIO, Literal
 
 import torch
 
-from mimose.costs import Layout, StepObservation
+from mimose.costs import Layout, Link, StepObservation
 from mimose.errors import ArgumentError, warn
 from mimose.estimation import CostModel
 from mimose.training import RunStart, StepRecord, StepStart, Subscriber
@@ -108,6 +110,7 @@ class Recorder(Subscriber):
         self._base = 0
         self._planning_us = 0.0
         self._reserve: int | None = None
+        self._link: Link | None = None
         self._layouts: dict[Layout, str] = {}
         self._regimes: dict[Hashable, int] = {}
 
@@ -121,6 +124,9 @@ class Recorder(Subscriber):
         self._opened_at = time.perf_counter()
         self._base = step.reading.in_use
         self._planning_us = step.planning_seconds * 1e6
+        if step.link != self._link:
+            self._link = step.link
+            self._put({"link": None if step.link is None else step.link.to_plain()})
 
     def step_over(self, record: StepRecord) -> None:
         now, size, plan = time.perf_counter(), record.size, record.plan

@@ -341,6 +341,7 @@ class Engine:
                 reading=reading,
                 planning_seconds=planning_seconds,
                 reserve_bytes=setting.reserve.bytes,
+                link=setting.host.known_link,
             )
         )
         self._overlap.opened(step, around)

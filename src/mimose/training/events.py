@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mimose.costs import InputSize, StepObservation
+from mimose.costs import InputSize, Link, StepObservation
 from mimose.estimation import CostModel, Surprise
 from mimose.memory import Reading
 from mimose.planning import Plan
@@ -37,6 +37,8 @@ class StepStart:
     """From the step's first block to its plan; beside the reading of memory."""
     reserve_bytes: int = 0
     """The part of the budget that its plan leaves free."""
+    link: Link | None = None
+    """The link to host memory; None if plans do without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

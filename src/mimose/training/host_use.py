@@ -56,10 +56,17 @@ class HostUse:
         """
         if self.possible and self.memory is None and not self._closed:
             self._begin()
-        if not self.possible or not self.speed.known:
+        link = self.known_link
+        if link is None or trusted:
+            return link
+        return link._replace(options=link.options - {Option.SAVE_ON_HOST})
+
+    @property
+    def known_link(self) -> Link | None:
+        """The link as plans use it now, without asking for one; None if they do without."""
+        if self.memory is None or not self.possible or not self.speed.known:
             return None
-        options = self._choices if trusted else self._choices - {Option.SAVE_ON_HOST}
-        return Link(self.speed.to_host, self.speed.from_host, self.limit_bytes, options)
+        return Link(self.speed.to_host, self.speed.from_host, self.limit_bytes, self._choices)
 
     def begun(self) -> HostMemory | None:
         """The way to the host, also if no plan has used it yet; None if there is none."""

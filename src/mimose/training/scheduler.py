@@ -188,10 +188,9 @@ class Scheduler:
 
         Before the first plan that could use it, nothing is done for it.
         """
-        cost_model, host = self.cost_model, setting.host
-        regular = not (cost_model.any_order or cost_model.retained or cost_model.skips)
+        host = setting.host
         alone = not key.beside_bytes and len(key.size.passes) == 1
-        if not (host.possible and regular and alone):
+        if not (host.possible and self.cost_model.regular and alone):
             return False
         return host.memory is not None or not KeepAll().plan(profile, key.available_bytes).fits
 

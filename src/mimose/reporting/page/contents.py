@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mimose.costs import InputSize, Option, Profile, extra_nanoseconds, peak
@@ -13,6 +13,7 @@ from mimose.estimation import Prediction, Shape
 from mimose.planning import Optimal, Plan, Static
 from mimose.reporting.outlook import Outlook, whole_seconds
 from mimose.reporting.page.curve import curve
+from mimose.reporting.page.traffic import Copy, copies
 from mimose.reporting.reader import RecordedStep, Recording
 
 _MOST_STEPS = 4000
@@ -37,6 +38,10 @@ class SizeFigures:
     recomputed_peak_bytes: int
     plan_seconds: float
     """Time of recomputing under the plan."""
+    moved_bytes: int
+    """What the plan moves to the host, and back again."""
+    stall_seconds: float
+    """Time that the device waits for that under the plan."""
     whole_seconds: float
     """Time of recomputing everything."""
     saved_bytes: tuple[int, ...]
@@ -45,6 +50,8 @@ class SizeFigures:
     """Time to recompute each run."""
     curves: dict[str, list[tuple[str, int, float, int]]]
     """For "plan", "kept" and "recomputed": phase, run, seconds, bytes of the process."""
+    copies: list[Copy]
+    """The traffic on the link to the host under the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,14 +249,13 @@ def _sizes(recording: Recording, outlook: Outlook, axis: SizeAxis) -> tuple[Size
     if len(pairs) > _MOST_SIZES:
         last = len(pairs) - 1
         pairs = [pairs[round(i * last / (_MOST_SIZES - 1))] for i in range(_MOST_SIZES)]
-    recorded = {step.size: step.plan for step in recording.planned if step.has_own_plan}
-    budget = recording.header.budget_bytes
+    recorded = {step.size: step for step in recording.planned if step.has_own_plan}
     return tuple(
         _size(
             outlook,
             size,
-            estimate,
-            _plan(outlook, estimate.profile, recorded.get(size), budget),
+            as_run := _as_run(estimate, recorded.get(size)),
+            _plan(outlook, as_run.profile, recorded.get(size), recording.header.budget_bytes),
             x=axis.x(size),
             steps=counts[size],
         )
@@ -257,12 +263,19 @@ def _sizes(recording: Recording, outlook: Outlook, axis: SizeAxis) -> tuple[Size
     )
 
 
-def _plan(outlook: Outlook, profile: Profile, recorded: str | None, budget: int) -> Plan:
-    """The last recorded plan of this size; a new one if all steps of this size were observed."""
-    if recorded is None or len(recorded) != len(profile.runs):
+def _as_run(estimate: Prediction, step: RecordedStep | None) -> Prediction:
+    """The costs of this size with the link that the step's plan was made with."""
+    if step is None:
+        return estimate
+    return replace(estimate, profile=replace(estimate.profile, link=step.link))
+
+
+def _plan(outlook: Outlook, profile: Profile, step: RecordedStep | None, budget: int) -> Plan:
+    """The recorded plan of this step; a new one if all steps of this size were observed."""
+    if step is None or step.plan is None or len(step.plan) != len(profile.runs):
         return outlook.plan(profile, budget)
     options = {option.letter: option for option in Option}
-    choices = tuple(options[letter] for letter in recorded)
+    choices = tuple(options[letter] for letter in step.plan)
     return Plan.of(profile, choices, outlook.available(profile, budget))
 
 
@@ -277,6 +290,7 @@ def _size(
         "recomputed": (Option.RECOMPUTE,) * count,
     }
     runs = zip(profile.runs, plan.choices, strict=True)
+    curves = {name: curve(profile, chosen) for name, chosen in choices.items()}
     return SizeFigures(
         label=str(size),
         at_most_as=None if estimate.bound_of is None else str(estimate.bound_of),
@@ -287,14 +301,17 @@ def _size(
         plan_peak_bytes=base + plan.peak_bytes,
         kept_peak_bytes=base + peak(profile, choices["kept"]),
         recomputed_peak_bytes=base + peak(profile, choices["recomputed"]),
-        plan_seconds=plan.extra_seconds,
+        plan_seconds=plan.extra_seconds - plan.stall_seconds,
+        moved_bytes=plan.moved_bytes,
+        stall_seconds=plan.stall_seconds,
         whole_seconds=whole_seconds(profile),
         saved_bytes=tuple(run.saved for run in profile.runs),
         run_seconds=tuple(run.nanoseconds / 1e9 for run in profile.runs),
         curves={
-            name: [(m.phase, m.run, m.seconds, base + m.bytes) for m in curve(profile, chosen)]
-            for name, chosen in choices.items()
+            name: [(m.phase, m.run, m.seconds, base + m.bytes) for m in moments]
+            for name, moments in curves.items()
         },
+        copies=copies(profile, plan.choices, curves["plan"]),
     )
 
 

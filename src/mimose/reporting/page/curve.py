@@ -1,7 +1,8 @@
 """The memory of one step over time.
 
 The highest point of the curve equals the peak that the timeline (`mimose.costs`) predicts. Times
-are estimates: a forward is assumed to take as long as its recompute, a backward twice as long.
+are estimates: a forward is assumed to take as long as its recompute; a backward whose time was not
+measured, twice as long.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def _draw_backward(pen: _Pen, k: int, run: RunCost, cost: OptionCost, entry: int
     level += run.saved
     if not cost.option.recomputes:
         level -= run.droppable_input
-    pen.draw(BACKWARD, k, 2 * _seconds(run), level, level + run.backward_peak)
+    seconds = run.backward_nanoseconds / 1e9 or 2 * _seconds(run)
+    pen.draw(BACKWARD, k, seconds, level, level + run.backward_peak)
 
 
 def _seconds(run: RunCost) -> float:

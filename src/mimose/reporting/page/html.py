@@ -41,6 +41,13 @@ def _packed(contents: Contents) -> dict[str, Any]:
             }
             for name, moments in size["curves"].items()
         }
+        size["copies"] = {
+            "run": [run for run, *_ in size["copies"]],
+            "away": [int(to_host) for _, to_host, *_ in size["copies"]],
+            "ms": [[round(1e3 * at, 4) for at in (begin, end)]
+                   for *_, begin, end, _ in size["copies"]],
+            "bytes": [moved for *_, moved in size["copies"]],
+        }  # fmt: skip
     return values
 
 

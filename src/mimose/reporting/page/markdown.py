@@ -54,6 +54,7 @@ def _sizes(contents: Contents) -> str:
     sizes, last = contents.sizes, len(contents.sizes) - 1
     if last >= _MOST_ROWS:
         sizes = tuple(sizes[round(i * last / (_MOST_ROWS - 1))] for i in range(_MOST_ROWS))
+    moves = any(size.moved_bytes for size in sizes)
     rows = (
         (
             size.label,
@@ -63,11 +64,15 @@ def _sizes(contents: Contents) -> str:
             _peak(size, size.kept_peak_bytes),
             _peak(size, size.recomputed_peak_bytes),
             f"{size.plan_seconds * 1e3:.1f}",
+            *((text_of(size.moved_bytes), f"{size.stall_seconds * 1e3:.1f}") if moves else ()),
         )
         for size in sizes
     )
-    columns = "input", "steps", "plan", "peak", "all kept", "all recomputed", "recompute, ms"
+    columns = ("input", "steps", "plan", "peak", "all kept", "all recomputed", "recompute, ms",
+               *(("to the host", "waiting, ms") if moves else ()))  # fmt: skip
     legend = "K: kept, r: recomputed, f: cannot be recomputed."
+    if moves:
+        legend += " H: saved on the host, h: recomputed, with its input on the host."
     if any(size.at_most_as for size in sizes):
         legend += " ≤: upper bound from a larger size; too few sizes were observed to predict."
     return _table(columns, rows) + f"\n\n{legend}"

@@ -171,6 +171,10 @@
 
   // The parts of the page
 
+  const CHOICES = { K: "kept", H: "saved on the host", r: "recomputed", h: "recomputed, input on the host", f: "cannot be recomputed" };
+  const TONES = { K: "keep", H: "on-host", r: "again", h: "from-host", f: "grey" };
+  const recomputed = (plan) => count(plan, "r") + count(plan, "h");
+
   let chosen = Math.max(0, run.sizes.length - 1);
   const limit = run.budget_bytes - run.reserve_bytes;
 
@@ -248,7 +252,7 @@
       if (i < 0) return undefined;
       showTip(event, [
         `step ${s.number[i]} · ${s.label[i]}`,
-        s.plan[i] === null ? "observed: its costs were measured" : `plan ${s.plan[i]}: ${count(s.plan[i], "r")} recomputed`,
+        s.plan[i] === null ? "observed: its costs were measured" : `plan ${s.plan[i]}: ${recomputed(s.plan[i])} recomputed` + (count(s.plan[i], "H") ? `, ${count(s.plan[i], "H")} on the host` : ""),
         s.predicted[i] !== null && `predicted ${bytes(s.predicted[i])}`,
         s.peak[i] !== null ? `real peak ${bytes(s.peak[i])}` : "real peak not measured (below an earlier one)",
         `in use at the start ${bytes(s.base[i])}`,
@@ -303,11 +307,11 @@
     const left = Math.min(190, 14 + 7 * Math.min(longest, 25));
     const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "Blocks kept and recomputed, by input size" });
     const cellX = (width - 12 - left) / sizes.length, cellY = (bottom - top) / names.length;
-    const gap = Math.min(1.5, cellX / 6, cellY / 6), tones = { K: "keep", H: "keep", r: "again", h: "again", f: "grey" };
+    const gap = Math.min(1.5, cellX / 6, cellY / 6);
     sizes.forEach((z, i) => [...z.plan].forEach((letter, k) => {
       root.append(svg("rect", {
         x: left + i * cellX, y: top + k * cellY, width: cellX - gap, height: cellY - gap, rx: Math.min(2, cellX / 5),
-        style: `fill:${colour(tones[letter])};opacity:${"Hh".includes(letter) ? 0.45 : letter === "K" ? 0.85 : 1}`, class: "cell",
+        style: `fill:${colour(TONES[letter])};opacity:${letter === "K" ? 0.85 : 1}`, class: "cell",
       }));
     }));
     const every = Math.ceil(names.length / 20);
@@ -335,14 +339,14 @@
       const found = cell(event);
       if (!found) return hideTip();
       const [i, k] = found, z = sizes[i];
-      showTip(event, [names[k], `${z.label}: ${{ K: "kept", r: "recomputed", f: "cannot be recomputed" }[z.plan[k]]}`,
+      showTip(event, [names[k], `${z.label}: ${CHOICES[z.plan[k]]}`,
         `keeping it costs ${bytes(z.saved_bytes[k])}`, `recomputing it takes ${seconds(z.run_seconds[k])}`]);
     });
     root.addEventListener("pointerleave", hideTip);
     root.addEventListener("click", (event) => { const found = cell(event); if (found) choose(found[0]); });
     place.replaceChildren(root);
-    const fixed = sizes.some((z) => z.plan.includes("f"));
-    legend("map-legend", [["kept", "keep", "box"], ["recomputed", "again", "box"], ...(fixed ? [["cannot be recomputed", "grey", "box"]] : [])]);
+    const shown = [..."KHrhf"].filter((letter) => "Kr".includes(letter) || sizes.some((z) => z.plan.includes(letter)));
+    legend("map-legend", shown.map((letter) => [CHOICES[letter], TONES[letter], "box"]));
   }
 
   // One step: memory under three plans, and the block that runs at each time
@@ -355,13 +359,13 @@
     const z = run.sizes[chosen], curves = z.curves;
     by("size").value = chosen;
     by("size-label").textContent = z.label;
-    const again = count(z.plan, "r"), verdict = z.plan_peak_bytes <= run.budget_bytes ? "fits" : z.at_most_as ? "may not fit" : "does not fit";
+    const again = recomputed(z.plan), verdict = z.plan_peak_bytes <= run.budget_bytes ? "fits" : z.at_most_as ? "may not fit" : "does not fit";
     by("within-text").textContent = (z.at_most_as ? `Upper bounds: ${bound(z)}. ` : "") + `With all blocks kept the peak would be ${bytes(z.kept_peak_bytes)}, with all recomputed ${bytes(z.recomputed_peak_bytes)}. ` +
-      `The plan recomputes ${again} of ${z.plan.length} blocks (${seconds(z.plan_seconds)} of ${seconds(z.whole_seconds)}) and peaks at ${bytes(z.plan_peak_bytes)}: ${verdict}.`;
+      `The plan recomputes ${again} of ${z.plan.length} blocks (${seconds(z.plan_seconds)} of ${seconds(z.whole_seconds)})${moved(z)} and peaks at ${bytes(z.plan_peak_bytes)}: ${verdict}.`;
     const longest = Math.max(...Object.values(curves).map((c) => c.ms[c.ms.length - 1]));
     const top = Math.max(z.kept_peak_bytes, Math.min(run.budget_bytes, 1.6 * z.kept_peak_bytes)) * 1.08;
     const plot = new Plot("within-chart", {
-      x: [0, longest], y: [0, top], xLabel: "estimated ms", height: 350, bottom: 76,
+      x: [0, longest], y: [0, top], xLabel: "estimated ms", height: z.moved_bytes ? 366 : 350, bottom: z.moved_bytes ? 92 : 76,
       label: "Memory within one step under three plans",
     });
     plot.level(run.budget_bytes, "budget", "budget");
@@ -372,12 +376,18 @@
     drawWork(plot, z);
     plot.onHover((value, event) => {
       const c = curves.plan, i = nearest(c.ms, value), name = run.runs[c.run[i]];
-      showTip(event, [`${PHASES[c.phase[i]]} ${name ?? ""}`, `under the plan ${bytes(c.bytes[i])}`,
+      showTip(event, [`${PHASES[c.phase[i]]} ${name ?? ""}`, copyAt(z, value), `under the plan ${bytes(c.bytes[i])}`,
         ...[["kept", "all kept"], ["recomputed", "all recomputed"]].map(([key, text]) =>
           `${text} ${bytes(curves[key].bytes[nearest(curves[key].ms, value)])}`)]);
       return c.ms[i];
     });
-    legend("within-legend", [["mimose's plan", "plan"], ["all kept", "keep"], ["all recomputed", "again"], ["budget", "budget", "dashed"]]);
+    legend("within-legend", [["mimose's plan", "plan"], ["all kept", "keep"], ["all recomputed", "again"], ["budget", "budget", "dashed"],
+      ...(z.moved_bytes ? [["copy to the host", "ink", "box"], ["copy back", "grey", "box"]] : [])]);
+  }
+  const moved = (z) => (z.moved_bytes ? `, moves ${bytes(z.moved_bytes)} to the host and back (${seconds(z.stall_seconds)} of waiting)` : "");
+  function copyAt(z, ms) {
+    const i = z.copies.ms.findIndex(([begin, end]) => begin <= ms && ms <= end);
+    return i >= 0 && `${z.copies.away[i] ? "copy to the host" : "copy back"}: ${bytes(z.copies.bytes[i])} of ${run.runs[z.copies.run[i]]}`;
   }
 
   function drawWork(plot, z) {
@@ -387,15 +397,28 @@
       if (i + 1 < c.ms.length && c.phase[i + 1] === c.phase[i] && c.run[i + 1] === c.run[i]) continue;
       const phase = c.phase[i], letter = z.plan[c.run[i]];
       if (phase === "g") continue;
-      const tone = phase === "r" ? "again" : phase === "f" ? ("KH".includes(letter) ? "keep" : "rh".includes(letter) ? "again" : "grey") : "grey";
+      const tone = phase === "r" ? "again" : phase === "f" ? TONES[letter] : "grey";
       const width = Math.max(0.5, plot.x(c.ms[i]) - plot.x(begin) - 1);
       plot.add("rect", { x: plot.x(begin), y, width, height: high, rx: 2, class: "work",
-        style: `fill:${colour(tone)};opacity:${phase === "b" ? 0.45 : phase === "f" && "rh".includes(letter) ? 0.4 : phase === "h" || phase === "t" ? 0.2 : 1}` });
+        style: `fill:${colour(tone)};opacity:${phase === "b" ? 0.45 : phase === "f" && letter === "r" ? 0.4 : phase === "h" || phase === "t" ? 0.2 : 1}` });
       begin = c.ms[i];
     }
-    const turn = c.ms[c.phase.lastIndexOf("h")];
-    plot.add("text", { x: plot.x(0), y: y + 29 }, "forward →");
-    if (turn !== undefined) plot.add("text", { x: plot.x(turn), y: y + 29 }, "backward → (solid orange: recomputing)");
+    const turn = c.ms[c.phase.lastIndexOf("h")], below = drawCopies(plot, z, y + high + 4) + 16;
+    plot.add("text", { x: plot.x(0), y: below }, "forward →");
+    if (turn !== undefined) plot.add("text", { x: plot.x(turn), y: below }, "backward → (solid orange: recomputing)");
+  }
+
+  // The link to the host: when it copies, and which way. Returns where it ends on the page
+  function drawCopies(plot, z, y) {
+    if (!z.moved_bytes) return y - 4;
+    const high = 8, end = plot.xRange[1];
+    plot.add("text", { x: plot.box.left - 8, y: y + high, "text-anchor": "end" }, "link");
+    plot.add("line", { class: "grid", x1: plot.box.left, x2: plot.box.right, y1: y + high, y2: y + high });
+    z.copies.ms.forEach(([begin, until], i) => {
+      const from = plot.x(Math.min(begin, end)), width = Math.max(0.5, plot.x(Math.min(until, end)) - from);
+      plot.add("rect", { x: from, y, width, height: high, rx: 1.5, class: "copy", style: `fill:${colour(z.copies.away[i] ? "ink" : "grey")}` });
+    });
+    return y + high;
   }
 
   function drawTime() {
