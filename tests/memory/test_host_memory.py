@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from itertools import pairwise
 
 import pytest
@@ -30,7 +31,9 @@ def test_ranges_never_overlap_and_return_to_the_arena(data: st.DataObject) -> No
         got = arena.take(size)
         if got is not None:
             held.append(got)
-        spans = sorted((one.address, one.address + one.nbytes) for one in held)
+        assert all(sum(piece.nbytes for piece in one.pieces) == one.nbytes for one in held)
+        pieces = [(piece.address, piece.nbytes) for one in held for piece in one.pieces]
+        spans = sorted((begin, begin + size) for begin, size in pieces)
         assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
         assert arena.held_bytes <= arena.limit_bytes
     held.clear()
@@ -64,8 +67,65 @@ def test_a_range_outlives_its_closed_arena() -> None:
     place = arena.take(4)
     assert place is not None
     arena.close()
-    place.tensor.fill_(7)
-    assert place.tensor.tolist() == [7] * 4
+    (piece,) = place.pieces
+    piece.tensor.fill_(7)
+    assert piece.tensor.tolist() == [7] * 4
+
+
+def test_a_closed_arena_hands_nothing_out() -> None:
+    arena = HostArena(1 << 20, pinned=False)
+    arena.close()
+    assert arena.take(4) is None
+    assert not arena.reserve(4)
+    assert arena.held_bytes == 0
+
+
+def test_every_free_byte_can_be_used_wherever_it_is() -> None:
+    arena = HostArena(100 << 20, pinned=False)
+    assert arena.reserve(70 << 20)  # in several pieces
+    assert arena.reserve(100 << 20)
+    thirds = [arena.take(33 << 20) for _ in range(3)]
+    assert None not in thirds
+    assert arena.take(2 << 20) is None
+    thirds[1] = None
+    assert arena.take(34 << 20) is not None
+
+
+def test_a_storage_that_lies_in_several_places_comes_back() -> None:
+    host = HostMemory(CPU, 10_240)
+    places = [host.arena.take(1024) for _ in range(10)]
+    del places[1::2]
+    values = torch.arange(1200.0)  # 4,800 of the 5,120 bytes that are left, in five places
+    copy = host.copy(values.untyped_storage())
+    assert copy is not None
+    copy.release()
+    back = torch.empty(0).set_(copy.storage(), 0, (1200,), (1,))
+    assert torch.equal(back, values)
+    assert host.copy(torch.zeros(100).untyped_storage()) is None
+    del copy
+    assert host.arena.in_use_bytes == 5 * 1024
+
+
+def test_the_garbage_collector_may_return_bytes_at_any_moment() -> None:
+    """Also while the arena is handing others out."""
+
+    def take_and_drop() -> None:
+        arena = HostArena(1 << 20, pinned=False)
+        held = []
+        for k in range(2000):
+            circle: list[object] = [arena.take(1000)]
+            circle.append(circle)
+            held.append(arena.take(600))
+            if len(held) > 20:
+                held.pop(k % 20)
+
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    thread = threading.Thread(target=take_and_drop, daemon=True)
+    thread.start()
+    thread.join(20)
+    gc.set_threshold(*before)
+    assert not thread.is_alive()
 
 
 def test_a_storage_leaves_the_device_and_comes_back() -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import mmap
 import threading
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -26,26 +28,27 @@ class PinningError(Exception):
 class HostRange:
     """Bytes of the arena; they return to it with the last reference to this object.
 
-    The next user writes to them on the same copy stream, so after whatever still reads them.
+    They may lie in several places, so that no free byte is lost between others. The next user
+    writes to them on the same copy stream, so after whatever still reads them.
     """
 
-    __slots__ = ("__weakref__", "_begin", "_segment", "_taken", "nbytes")
+    __slots__ = ("__weakref__", "_parts", "nbytes")
 
-    def __init__(self, segment: _Segment, begin: int, nbytes: int, taken: int) -> None:
-        self._segment, self._begin = segment, begin
-        self.nbytes, self._taken = nbytes, taken
-
-    @property
-    def address(self) -> int:
-        return self._segment.address + self._begin
+    def __init__(self, parts: Sequence[HostPiece], nbytes: int) -> None:
+        self._parts, self.nbytes = parts, nbytes
 
     @property
-    def tensor(self) -> torch.Tensor:
-        """These bytes as a tensor on the CPU."""
-        return self._segment.tensor[self._begin : self._begin + self.nbytes]
+    def pieces(self) -> list[HostPiece]:
+        """These bytes, one piece for each place."""
+        left, pieces = self.nbytes, []
+        for part in self._parts:
+            pieces.append(part._replace(nbytes=min(left, part.nbytes)))
+            left -= part.nbytes
+        return pieces
 
     def __del__(self) -> None:
-        self._segment.give_back(self._begin, self._taken)
+        for part in self._parts:
+            part.segment.give_back(part.begin, part.nbytes)
 
 
 class HostArena:
@@ -82,27 +85,63 @@ class HostArena:
         """So many bytes; None if the limit does not allow it, or the system refuses."""
         needed = -(-max(1, nbytes) // _ALIGNMENT) * _ALIGNMENT
         for segment in self._segments:
-            begin = segment.take(needed)
-            if begin is not None:
-                return HostRange(segment, begin, nbytes, needed)
+            part = segment.take(needed)
+            if part is not None:
+                return HostRange((part,), nbytes)
         left = self.limit_bytes - self.held_bytes
-        if needed > left:
-            return None
         size = max(1 << (needed - 1).bit_length(), _SMALLEST_PIECE)
-        try:
-            segment = _Segment(size if size <= left else needed, pinned=self._pinned)
-        except PinningError:
+        if needed <= left and self._grow(size if size <= left else needed):
+            part = self._segments[-1].take(needed)
+            assert part is not None
+            return HostRange((part,), nbytes)
+        return self._gather(nbytes)
+
+    def _gather(self, nbytes: int) -> HostRange | None:
+        """So many bytes from whatever is free, in several places."""
+        missing = nbytes - (self.held_bytes - self.in_use_bytes)
+        if missing > self.limit_bytes - self.held_bytes or (
+            missing > 0 and not self._grow(missing)
+        ):
             return None
-        self._segments.append(segment)
-        begin = segment.take(needed)
-        assert begin is not None
-        return HostRange(segment, begin, nbytes, needed)
+        parts: list[HostPiece] = []
+        left = nbytes
+        for segment in self._segments:
+            while left > 0 and (part := segment.take_largest(left)) is not None:
+                parts.append(part)
+                left -= part.nbytes
+        return HostRange(parts, nbytes)
+
+    def _grow(self, nbytes: int) -> bool:
+        """Whether the system gave so many bytes more."""
+        try:
+            self._segments.append(_Segment(nbytes, pinned=self._pinned))
+        except PinningError:
+            return False
+        return True
 
     def close(self) -> None:
-        """Give everything back to the system; what is still in use, with its last user."""
-        self._segments = []
+        """Give everything back to the system, for good; what is still in use, with its last
+        user."""
+        self._segments, self.limit_bytes = [], 0
         if self._pinned:
             _empty_cache()
+
+
+class HostPiece(NamedTuple):
+    """Bytes in one place."""
+
+    segment: _Segment
+    begin: int
+    nbytes: int
+
+    @property
+    def address(self) -> int:
+        return self.segment.address + self.begin
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """These bytes as a tensor on the CPU."""
+        return self.segment.tensor[self.begin : self.begin + self.nbytes]
 
 
 class _Segment:
@@ -113,21 +152,52 @@ class _Segment:
         self.tensor = _pinned(nbytes) if pinned else _mapped(nbytes)
         self.address = self.tensor.data_ptr()
         self._free: list[tuple[int, int]] = [(0, nbytes)]
+        self._returned: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
-        self.in_use = 0
+        self._in_use = 0
 
-    def take(self, nbytes: int) -> int | None:
+    @property
+    def in_use(self) -> int:
         with self._lock:
-            for k, (begin, size) in enumerate(self._free):
+            self._take_back()
+            return self._in_use
+
+    def take(self, nbytes: int) -> HostPiece | None:
+        """So many bytes in one place, if they are free."""
+        with self._lock:
+            self._take_back()
+            for k, (_, size) in enumerate(self._free):
                 if size >= nbytes:
-                    self._free[k : k + 1] = [(begin + nbytes, size - nbytes)] * (size > nbytes)
-                    self.in_use += nbytes
-                    return begin
+                    return self._cut(k, nbytes)
         return None
 
-    def give_back(self, begin: int, nbytes: int) -> None:
+    def take_largest(self, most_bytes: int) -> HostPiece | None:
+        """The largest place that is free, and no more than so many bytes of it."""
+        most_bytes = -(-most_bytes // _ALIGNMENT) * _ALIGNMENT
         with self._lock:
-            self.in_use -= nbytes
+            self._take_back()
+            if not self._free:
+                return None
+            k, (_, size) = max(enumerate(self._free), key=lambda one: one[1][1])
+            return self._cut(k, min(size, most_bytes))
+
+    def _cut(self, k: int, nbytes: int) -> HostPiece:
+        begin, size = self._free[k]
+        self._free[k : k + 1] = [(begin + nbytes, size - nbytes)] * (size > nbytes)
+        self._in_use += nbytes
+        return HostPiece(self, begin, nbytes)
+
+    def give_back(self, begin: int, nbytes: int) -> None:
+        """These bytes are free again.
+
+        Takes no lock: the garbage collector may come here at any moment, also from `take`.
+        """
+        self._returned.append((begin, nbytes))
+
+    def _take_back(self) -> None:
+        while self._returned:
+            begin, nbytes = self._returned.popleft()
+            self._in_use -= nbytes
             insort(self._free, (begin, nbytes))
             self._free = _joined(self._free)
 

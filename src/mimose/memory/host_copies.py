@@ -127,12 +127,18 @@ class CpuCopies(CopyStream):
     """Copies at once, into memory that the CPU's meter does not count. For trying things out."""
 
     def to_host(self, storage: torch.UntypedStorage, place: HostRange) -> Any:
-        ctypes.memmove(place.address, storage.data_ptr(), place.nbytes)
+        address = storage.data_ptr()
+        for piece in place.pieces:
+            ctypes.memmove(piece.address, address, piece.nbytes)
+            address += piece.nbytes
         return True
 
     def from_host(self, place: HostRange, device: torch.device) -> tuple[Any, Any]:
         storage = torch.empty(place.nbytes, dtype=torch.uint8, device=device).untyped_storage()
-        ctypes.memmove(storage.data_ptr(), place.address, place.nbytes)
+        address = storage.data_ptr()
+        for piece in place.pieces:
+            ctypes.memmove(address, piece.address, piece.nbytes)
+            address += piece.nbytes
         return storage, True
 
     def wait(self, done: Any) -> None:
@@ -166,22 +172,26 @@ class CudaCopies(CopyStream):
 
     def to_host(self, storage: torch.UntypedStorage, place: HostRange) -> Any:
         source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        return self._queue(place.tensor, source[: place.nbytes], to_host=True)
+        return self._queue(source[: place.nbytes], place, to_host=True)
 
     def from_host(self, place: HostRange, device: torch.device) -> tuple[Any, Any]:
         target = torch.empty(place.nbytes, dtype=torch.uint8, device=device)
-        done = self._queue(target, place.tensor, to_host=False)
+        done = self._queue(target, place, to_host=False)
         return target.untyped_storage(), done
 
-    def _queue(self, target: torch.Tensor, source: torch.Tensor, *, to_host: bool) -> Any:
+    def _queue(self, on_device: torch.Tensor, place: HostRange, *, to_host: bool) -> Any:
+        pieces = place.pieces
+        parts = on_device.split([piece.nbytes for piece in pieces])
         compute = torch.cuda.current_stream(self._device)
         self._stream.wait_event(compute.record_event())
         with torch.cuda.stream(self._stream):
             begun, done = _timed_event(), _timed_event()
             begun.record(self._stream)
-            target.copy_(source, non_blocking=True)
+            for part, piece in zip(parts, pieces, strict=True):
+                target, source = (piece.tensor, part) if to_host else (part, piece.tensor)
+                target.copy_(source, non_blocking=True)
             done.record(self._stream)
-        self._copies.append((to_host, target.numel(), begun, done))
+        self._copies.append((to_host, place.nbytes, begun, done))
         return _Queued(done, compute)
 
     def wait(self, done: _Queued) -> None:
