@@ -399,3 +399,53 @@ def test_resumed_steps_that_add_to_gradients_are_told_from_others() -> None:
             state = handle.state_dict()
             assert handle.stats().observed_steps in observed
         assert min(seen.errors) > -0.003
+
+
+def learned_with_host(model: nn.Module, batches: list[Batch], budget: int) -> State:
+    twin = copy.deepcopy(model)
+    with mimose.auto_checkpoint(twin, budget, host_memory="1GiB") as handle:
+        train(twin, batches)
+        return handle.state_dict()
+
+
+@pytest.mark.parametrize("through", [through_torch, through_json])
+def test_the_speed_of_the_link_to_the_host_is_kept(through: Callable[[State], State]) -> None:
+    model, batches, budget = task("bert")
+    state = learned_with_host(model, batches[:12], budget)
+    assert min(state["link"]) > 0
+    state["link"] = [0.25, 0.5]  # as of another machine
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, budget, host_memory="1GiB") as handle:
+        handle.load_state_dict(through(state))
+        losses = train(model, batches)
+        told = handle.explain(**max(batches, key=lambda batch: batch["input_ids"].numel()))
+        again = handle.state_dict()
+    assert told.profile is not None
+    assert told.profile.link is not None
+    assert (told.profile.link.to_host, told.profile.link.from_host) == (0.25, 0.5)
+    assert again["link"] == [0.25, 0.5]
+    assert losses == train(plain, batches)
+
+
+def test_a_state_from_before_there_was_a_link_is_still_read() -> None:
+    model, batches, budget = task("bert")
+    state = learned_with_host(model, batches, budget)
+    del state["link"]
+    with mimose.auto_checkpoint(model, budget, host_memory="1GiB") as handle:
+        handle.load_state_dict(state)
+        train(model, batches)
+        stats = handle.stats()
+    assert stats.observed_steps == 0
+    assert stats.moved_bytes > 0
+
+
+def test_a_run_without_the_host_learns_no_speed() -> None:
+    model, batches, budget = task("bert")
+    assert "link" not in learned(model, batches[:5], budget)
+
+
+@pytest.mark.parametrize("link", [[0, 1], [1.0, float("nan")], [1.0], "fast", [None, 1]])
+def test_a_damaged_speed_is_refused(link: Any) -> None:
+    model, batches, budget = task("bert")
+    state = {**learned(model, batches[:5], budget), "link": link}
+    assert_refused(state, model, batches[:12], budget, match="damaged")

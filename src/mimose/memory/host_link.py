@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 
@@ -43,6 +44,13 @@ class LinkSpeed:
     @property
     def speeds(self) -> tuple[float, float]:
         return self.to_host, self.from_host
+
+    def adopt(self, to_host: float, from_host: float) -> None:
+        """Take these speeds for granted until copies show others; not if some are known."""
+        if not (0 < to_host < math.inf and 0 < from_host < math.inf):
+            raise ValueError(f"speeds of a link must be positive, not {to_host} and {from_host}")
+        if not self.known:
+            self.to_host, self.from_host = float(to_host), float(from_host)
 
     def probe(self, host: HostMemory) -> None:
         """Measure both ways once, by a copy that nobody needs. Takes some milliseconds."""

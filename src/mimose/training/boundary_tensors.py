@@ -87,7 +87,8 @@ class BoundaryTensors:
                 _bytes_behind(ref) for ref in self.unsaved_inputs if _is_held_once(ref)
             )
         self.unsaved_inputs = []
-        self.movable_input = sum(_bytes_behind(ref) for ref in self.inputs if _is_held_once(ref))
+        movable = sum(_bytes_behind(ref) for ref in self.inputs if _is_held_once(ref))
+        self.movable_input = max(self.movable_input, movable)  # maybe it has left already
         self.inputs = []
 
 

@@ -230,9 +230,25 @@ class Collector(Listener):
             seen.held = max(0, seen.held - seen.casts)
         seen.begun = seen.ended = None
 
-    def inputs_moved(self, more_bytes: int) -> None:
-        """Inputs of recomputed runs have come back to the device; or left it, if negative."""
-        self._away -= more_bytes
+    def input_leaves(self, run: Run) -> None:
+        """The input of a recomputed run is on its way to the host."""
+        for seen in reversed(self._runs):
+            if seen.run == run:
+                seen.input_leaves = True
+                return
+
+    def input_left(self, run: Run, freed_bytes: int) -> None:
+        """It has left the device, and so many bytes came free."""
+        self._away += freed_bytes
+        for seen in reversed(self._runs):
+            if seen.run == run:
+                seen.input_leaves = False
+                seen.tensors.movable_input = freed_bytes
+                return
+
+    def input_is_back(self, taken_bytes: int) -> None:
+        """It takes memory on the device again."""
+        self._away -= taken_bytes
 
     def _enter(self, seen: RunObservation) -> Reading:
         """The backward comes to a run."""
@@ -374,12 +390,13 @@ class Collector(Listener):
         return self._with_movable_inputs(costs)
 
     def _with_movable_inputs(self, costs: list[RunCost]) -> list[RunCost]:
-        """The same; whether a kept run's input could wait on the host is not seen while it is kept,
-        so that of another run of its kind holds, or what was seen of it before."""
+        """The same; whether a run's input could wait on the host is not seen while the run is kept,
+        nor if it was sent there and never left the device, so that of another run of its kind
+        holds, or what was seen of it before."""
         movable = {(cost.boundary, cost.saved) for cost in costs if cost.input_movable}
         return [
             cost._replace(input_movable=True)
-            if run.was_kept
+            if (run.was_kept or run.input_leaves)
             and ((cost.boundary, cost.saved) in movable or self._was_movable(run.run))
             else cost
             for run, cost in zip(self._used, costs, strict=True)

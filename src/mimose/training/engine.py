@@ -482,7 +482,8 @@ class Engine:
             choices=self.options.choices,
         )
         self._finalizers.append(weakref.finalize(model, setting.close))
-        self._state.settle(model, setting.device, self._hooks.interceptors)
+        interceptors, speed = self._hooks.interceptors, setting.host.speed
+        self._state.settle(model, setting.device, interceptors, speed)
         self.events.run_starts(
             RunStart(
                 device=setting.device,

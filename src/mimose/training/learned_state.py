@@ -12,6 +12,7 @@ from torch import nn
 from mimose.errors import warn
 from mimose.execution import is_distributed
 from mimose.interception import BlockInterceptor
+from mimose.memory import LinkSpeed
 from mimose.training.scheduler import Scheduler
 
 FORMAT = 3
@@ -20,7 +21,8 @@ _READABLE = (1, 2, FORMAT)
 
 
 class LearnedState:
-    """The cost models and the verdicts on blocks, as plain numbers and strings."""
+    """The cost models, the verdicts on blocks and the speed of the link to the host, as plain
+    numbers and strings."""
 
     def __init__(self, scheduler: Scheduler, blocks: Sequence[str]) -> None:
         self._scheduler = scheduler
@@ -28,6 +30,7 @@ class LearnedState:
         self._loaded: Mapping[str, Any] | None = None
         self._identity: dict[str, Any] | None = None
         self._verdicts: list[dict[str, Any] | None] = []
+        self._speed = LinkSpeed()
 
     @property
     def waits(self) -> bool:
@@ -35,10 +38,15 @@ class LearnedState:
         return self._loaded is not None
 
     def settle(
-        self, model: nn.Module, device: torch.device, interceptors: Sequence[BlockInterceptor]
+        self,
+        model: nn.Module,
+        device: torch.device,
+        interceptors: Sequence[BlockInterceptor],
+        speed: LinkSpeed,
     ) -> None:
         """The first training step comes: now it can be told whether what was loaded is of use."""
         self._identity = identity_of(model, self._blocks, device)
+        self._speed = speed
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             self._take_in(loaded, interceptors)
@@ -61,6 +69,7 @@ class LearnedState:
             "identity": self._identity,
             "chapters": self._scheduler.to_plain(),
             "blocks": self._verdicts or [one.verdict for one in interceptors],
+            **({"link": list(self._speed.speeds)} if self._speed.known else {}),
         }
 
     def detach(self, interceptors: Sequence[BlockInterceptor]) -> None:
@@ -72,8 +81,13 @@ class LearnedState:
         try:
             reason = difference(state, self._identity)
             if reason is None and "identity" in state:  # else nothing had been learned
+                link = LinkSpeed()
+                if "link" in state:
+                    link.adopt(*state["link"])
                 self._scheduler.take_in(state["chapters"], len(self._blocks))
                 _believe(state.get("blocks", []), interceptors)
+                if link.known:
+                    self._speed.adopt(*link.speeds)
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             reason = f"it is damaged ({error!r})"
         if reason is not None:

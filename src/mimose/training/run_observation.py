@@ -54,6 +54,8 @@ class RunObservation:
     """Whether its forward kept its activations."""
     held: int = 0
     """What it holds beyond its outputs, if it is kept."""
+    input_leaves: bool = False
+    """Whether its input is on its way to the host, and has not left the device."""
     fixed: bool = True
     """Whether it ran without a frame: it cannot be recomputed."""
     saved: int = 0

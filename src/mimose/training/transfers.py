@@ -53,7 +53,7 @@ class StepTransfers:
         if position is None:
             return None
         self._release(position)
-        return _CallMover(self, self.host, position, movable)
+        return _CallMover(self, self.host, position, run, movable)
 
     def after_last_forward(self) -> None:
         """Every run that the plan knows has returned."""
@@ -64,11 +64,14 @@ class StepTransfers:
             moved = self._moved.get(self._to_release.pop().run)
             if moved is not None:
                 moved.away_bytes = sum(one.release() for one in moved.alive())
-                self._tell(-moved.away_bytes)
+                if self._collector is not None:
+                    self._collector.input_left(moved.run, moved.away_bytes)
 
-    def moves(self, position: int, moved: Sequence[MovedStorage]) -> None:
+    def moves(self, position: int, run: Run, moved: Sequence[MovedStorage]) -> None:
         """These storages of a run are on their way to the host."""
-        self._moved[position] = _Moved(moved)
+        self._moved[position] = _Moved(run, moved)
+        if self._collector is not None:
+            self._collector.input_leaves(run)
 
     def watch(self, run: Run) -> Callable[[Any, Any], None] | None:
         """What must be called with the inputs and the output of this run, so that transfers are
@@ -93,11 +96,8 @@ class StepTransfers:
         if moved is not None:
             for one in moved.alive():
                 one.fetch()
-            self._tell(moved.away_bytes)
-
-    def _tell(self, more_bytes: int) -> None:
-        if self._collector is not None and more_bytes:
-            self._collector.inputs_moved(more_bytes)
+            if self._collector is not None:
+                self._collector.input_is_back(moved.away_bytes)
 
 
 class UnplannedTransfers(StepTransfers):
@@ -147,9 +147,10 @@ times its block's input, and the head its own part."""
 class _Moved:
     """What one run has moved."""
 
-    __slots__ = ("_storages", "away_bytes")
+    __slots__ = ("_storages", "away_bytes", "run")
 
-    def __init__(self, storages: Sequence[MovedStorage]) -> None:
+    def __init__(self, run: Run, storages: Sequence[MovedStorage]) -> None:
+        self.run = run
         self._storages = [weakref.ref(storage) for storage in storages]
         self.away_bytes = 0
         """What came free on the device, until it is fetched."""
@@ -161,25 +162,26 @@ class _Moved:
 class _CallMover:
     """Moves what one call of a block needs in its backward."""
 
-    __slots__ = ("_host", "_movable", "_position", "_transfers")
+    __slots__ = ("_host", "_movable", "_position", "_run", "_transfers")
 
     def __init__(
         self,
         transfers: StepTransfers,
         host: HostMemory,
         position: int,
+        run: Run,
         movable: Sequence[torch.Tensor],
     ) -> None:
         self._transfers, self._host = transfers, host
-        self._position, self._movable = position, movable
+        self._position, self._run, self._movable = position, run, movable
 
     def run_saving_on_host(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the function; what it saves for its backward moves."""
         out, moved = run_saving_on_host(function, args, kwargs, self._host)
-        self._transfers.moves(self._position, moved)
+        self._transfers.moves(self._position, self._run, moved)
         return out
 
     def move_arguments(self, frame: Frame) -> None:
         """The call is over, and will be recomputed: arguments that only it holds move."""
         moved = frame.move_arguments(self._movable, self._host)
-        self._transfers.moves(self._position, moved)
+        self._transfers.moves(self._position, self._run, moved)
