@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rich.console import Console
 
 import mimose
 import models
+from chains import chain, run
 from loops import (
     adamw,
     between,
@@ -23,11 +25,13 @@ from loops import (
     train,
 )
 from mimose.cli.terminal import forecast_table
+from mimose.costs.options import Option
+from mimose.planning import planner_named
 from mimose.reporting.lengths import padded, parse_lengths
 from mimose.reporting.outlook import Outlook
 from mimose.reporting.questions import Question
 from mimose.reporting.reader import Recording, read_recording
-from mimose.reporting.what_if import Lengths, forecast
+from mimose.reporting.what_if import Forecast, Lengths, forecast
 
 
 @pytest.fixture(scope="module")
@@ -209,3 +213,80 @@ def test_the_floor_is_known_though_gradients_are_accumulated_later_on(tmp_path: 
     recording = read_recording(tmp_path / "run.jsonl")
     bases = [step.base_bytes for step in recording.steps[40:]]
     assert 0.9 * min(bases) < Outlook.of(recording).floor_bytes < max(bases)
+
+
+def test_host_memory_buys_time_at_the_recorded_budget(
+    recorded_with_host: tuple[Path, mimose.Mimose],
+) -> None:
+    question = Question.about(recorded_with_host[0], None)
+    weights = question.weights(None, samples=False)
+    without, recorded = question.forecast(weights).host_rows
+    assert (without.limit_bytes, recorded.limit_bytes) == (0, 1 << 30)
+    assert without.row.host_bytes == 0 < recorded.row.host_bytes
+    assert without.row.recompute_seconds > recorded.row.recompute_seconds
+    assert without.row.budget_bytes == recorded.row.budget_bytes == question.outlook.budget_bytes
+    alone = replace(question, outlook=replace(question.outlook, link=None))
+    (two_options,) = alone.forecast(weights, [without.row.budget_bytes]).rows
+    assert without.row == two_options
+
+
+def test_where_host_memory_is_short_it_is_told_what_more_would_buy(
+    recorded_with_host: tuple[Path, mimose.Mimose],
+) -> None:
+    question = Question.about(recorded_with_host[0], None)
+    assert question.outlook.link is not None
+    short = question.outlook.link._replace(host_bytes=1 << 20)
+    question = replace(question, outlook=replace(question.outlook, link=short))
+    forecast_ = question.forecast(question.weights(None, samples=False))
+    rows = forecast_.host_rows
+    assert [one.limit_bytes for one in rows] == [0, 1 << 20, 2 << 20, None]
+    extra = [one.row.recompute_seconds + one.row.stall_seconds for one in rows]
+    assert extra == sorted(extra, reverse=True)
+    assert extra[0] > extra[-1]
+    assert all(one.row.host_bytes <= (one.limit_bytes or 1 << 40) for one in rows[1:])
+    told = printed(forecast_)
+    assert "host memory, at the recorded budget of " in told
+    assert re.search(r"^ +2.00 MiB ", told, re.MULTILINE)
+    assert re.search(r"^ +any ", told, re.MULTILINE)
+    assert "More host memory" not in told
+
+
+def test_a_file_without_a_link_says_nothing_of_host_memory(question: Question) -> None:
+    forecast_ = question.forecast(question.weights(None, samples=False))
+    assert forecast_.host_rows == ()
+    assert "host" not in printed(forecast_)
+
+
+def test_the_least_budget_counts_inputs_on_the_host(
+    recorded_with_host: tuple[Path, mimose.Mimose],
+) -> None:
+    outlook = Outlook.of(read_recording(recorded_with_host[0]))
+    block = run(
+        boundary=1 << 20, saved=3 << 20, recompute_peak=3 << 20, nanoseconds=1_000_000,
+        backward_nanoseconds=2_000_000, input_movable=True,
+    )  # fmt: skip
+    without = chain(*[block] * 12)
+    moved = replace(without, link=outlook.link)
+    least = outlook.least_budget(moved)
+    assert least < outlook.least_budget(without) - (5 << 20)
+    plan = outlook.plan(moved, least)
+    assert plan.fits
+    assert plan.count(Option.RECOMPUTE_FROM_HOST) > 5
+    assert not outlook.plan(moved, int(0.99 * least)).fits
+
+
+def test_planners_that_never_use_the_host_are_asked_without_it(
+    recorded_with_host: tuple[Path, mimose.Mimose],
+) -> None:
+    recording = read_recording(recorded_with_host[0])
+    profile = Outlook.of(recording, planner_named("greedy")).profile(recording.steps[-1].size)
+    assert profile is not None
+    assert profile.link is None
+    question = Question.about(recorded_with_host[0], "greedy")
+    assert question.forecast(question.weights(None, samples=False)).host_rows == ()
+
+
+def printed(forecast_: Forecast) -> str:
+    out = io.StringIO()
+    Console(file=out, width=100).print(forecast_table(forecast_))
+    return out.getvalue()

@@ -83,7 +83,7 @@ def auto_checkpoint(
     Args:
         model: Any module. Its type, its `state_dict` keys and its hooks do not change.
         memory_budget: How much memory the process may hold.
-        blocks: The modules to keep or recompute as a whole, if mimose cannot find them by itself:
+        blocks: The modules to keep, move or recompute as a whole, if mimose does not find them:
             names or globs, classes, modules, a predicate of name and module, or a list of these.
         exclude: Blocks to leave out, selected the same way.
         planner: `"optimal"`, `"greedy"`, `"greedy_literal"`, `"static"`, `"keep_all"`,

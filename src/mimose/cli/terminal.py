@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mimose.cli.demo import Moment
-from mimose.reporting import Forecast, Row
+from mimose.reporting import Forecast, HostRow, Row
 from mimose.units import text_of
 
 _BAR_WIDTH = 44
@@ -27,14 +27,47 @@ def forecast_table(forecast: Forecast) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     for row in forecast.rows:
         table.add_row(*_cells(row, forecast))
-    return Group(table, *(Text(line) for line in _remarks(forecast)))
+    tables = [table, _host_table(forecast)] if forecast.host_rows else [table]
+    return Group(*tables, *(Text(line) for line in _remarks(forecast)))
+
+
+def _host_table(forecast: Forecast) -> Table:
+    """What other host memory would buy."""
+    budget = text_of(forecast.host_rows[0].row.budget_bytes)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title=f"host memory, at the recorded budget of {budget}",
+        title_justify="left",
+    )
+    for name in ("host memory", "used", "ms a step", "recompute ms", "waiting ms", "too large"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in forecast.host_rows:
+        table.add_row(*_host_cells(one))
+    return table
+
+
+def _host_cells(one: HostRow) -> list[str]:
+    row = one.row
+    return [
+        "any" if one.limit_bytes is None else text_of(one.limit_bytes),
+        text_of(row.host_bytes) if row.host_bytes else "–",
+        _milliseconds(row.step_seconds),
+        _milliseconds(row.recompute_seconds),
+        _milliseconds(row.stall_seconds),
+        _range(row.too_large_range),
+    ]
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:.1f}"
 
 
 def _cells(row: Row, forecast: Forecast) -> list[str]:
     cells = [
         text_of(row.budget_bytes),
-        "–" if row.step_seconds is None else f"{row.step_seconds * 1e3:.1f}",
-        f"{row.recompute_seconds * 1e3:.1f}",
+        _milliseconds(row.step_seconds),
+        _milliseconds(row.recompute_seconds),
         f"{row.recomputed_share:.0%}",
         _range(row.too_large_range),
     ]
@@ -59,16 +92,19 @@ def _range(shares: tuple[float, float]) -> str:
 def _remarks(forecast: Forecast) -> list[str]:
     known = "known " if forecast.unknown_share else ""
     about, off = ("about ", f" (±{forecast.uncertainty:.0%})") if forecast.uncertainty else ("", "")
+    inputs = " and inputs on the host" if forecast.host_rows else ""
     lines = [
         f"The largest of {forecast.sizes} {known}input sizes is {forecast.largest}. Below {about}"
         f"{text_of(forecast.least_budget_bytes)}{off} it does not fit, even with everything "
-        f"recomputed; from {about}{text_of(forecast.easy_budget_bytes)}{off} on "
+        f"recomputed{inputs}; from {about}{text_of(forecast.easy_budget_bytes)}{off} on "
         f"{'every block of these sizes' if known else 'everything'} is kept.",
         "recompute ms: part of the step time; recomputed: share of block runs; too large: share of "
         "steps that do not fit.",
-        f"batch: approximate largest batch at {forecast.largest} with everything recomputed."
+        f"batch: approximate largest batch at {forecast.largest} with everything "
+        f"recomputed{inputs}."
         + (f" largest n: the longest {forecast.dimension} that fits." * bool(forecast.dimension)),
     ]
+    lines += _host_remarks(forecast)
     if forecast.extrapolated_share:
         lines.append(
             f"{forecast.extrapolated_share:.1%} of the steps are larger than any recorded one: "
@@ -80,6 +116,19 @@ def _remarks(forecast: Forecast) -> list[str]:
             "predicted from the recording; times and shares of runs exclude them."
         )
     return lines
+
+
+def _host_remarks(forecast: Forecast) -> list[str]:
+    """What the columns on host memory mean, and whether more of it would help."""
+    if not forecast.host_rows:
+        return []
+    meaning = (
+        "used: the most host memory that a plan holds; waiting ms: time that the device waits for "
+        "transfers, part of the step time."
+    )
+    if forecast.host_rows[-1].limit_bytes is None:
+        return [meaning]
+    return [meaning, "More host memory would change no plan at the recorded budget."]
 
 
 class LiveDemo:

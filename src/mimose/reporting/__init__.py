@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from mimose.reporting.page.static_page import static_page
     from mimose.reporting.questions import Question
     from mimose.reporting.reader import Recording, is_recording, read_recording
-    from mimose.reporting.what_if import Forecast, Row
+    from mimose.reporting.what_if import Forecast, HostRow, Row
 
 __all__ = [
     "Explanation",
     "Floor",
     "Forecast",
+    "HostRow",
     "HostStats",
     "Outlook",
     "Question",
@@ -52,6 +53,7 @@ __all__ = [
 
 _LAZY = {
     "Forecast": "what_if",
+    "HostRow": "what_if",
     "Outlook": "outlook",
     "Question": "questions",
     "Recording": "reader",

@@ -1,4 +1,4 @@
-"""What-if forecasts: time and memory under other budgets and lengths, without training.
+"""What-if forecasts: time and memory under other budgets, host memory and lengths.
 
 The costs of each size come from a recording or a saved state_dict, the plan for each size and
 budget from a planner. Averages are weighted by how often each size occurs.
@@ -7,18 +7,18 @@ budget from a planner. Averages are weighted by how often each size occurs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from mimose.costs import InputSize, Option, Profile, peak
+from mimose.costs import InputSize, Link, Profile
 from mimose.errors import ArgumentError
 from mimose.estimation import Prediction, Shape
+from mimose.planning import strictest
 from mimose.reporting.outlook import Outlook
+from mimose.reporting.reach import Reach, reach_of
 
-_FAR = 64
-"""How far to extrapolate at most, as a multiple of the longest recorded length."""
+_ANY = 1 << 62
+"""More host memory than any plan can hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +30,14 @@ class Row:
     """Mean time of a step; None if the file has no step times."""
     recompute_seconds: float
     """Mean time of recomputing in a step; part of `step_seconds`."""
+    stall_seconds: float
+    """Mean time that the device waits for transfers in a step; part of `step_seconds`."""
+    host_bytes: int
+    """The most host memory that one of the plans holds."""
     recomputed_share: float
     """Share of block runs that are recomputed."""
     too_large_share: float
-    """Share of steps that do not fit even with everything recomputed."""
+    """Share of steps that do not fit even under the strictest plan."""
     too_large_range: tuple[float, float]
     """Lower and upper limit of `too_large_share`, given the uncertainty of extrapolated peaks."""
     largest: Reach | None
@@ -43,12 +47,12 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """The longest input that fits."""
+class HostRow:
+    """The forecast for the recorded budget with other host memory."""
 
-    length: int
-    extrapolated: bool
-    """Whether it is longer than any recorded input, and therefore approximate."""
+    limit_bytes: int | None
+    """What plans may hold in host memory; None for any amount."""
+    row: Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +60,13 @@ class Forecast:
     """One row per budget, and the smallest and largest budget of interest."""
 
     rows: tuple[Row, ...]
+    host_rows: tuple[HostRow, ...]
+    """Without host memory, with as much as in the run, and with more if plans would use it; empty
+    if the file has no link to the host."""
     least_budget_bytes: int
-    """Below this budget the largest input does not fit even with everything recomputed."""
+    """Below this budget the largest input does not fit even under the strictest plan."""
     easy_budget_bytes: int
-    """From this budget on, nothing is recomputed."""
+    """From this budget on, every block is kept."""
     largest: str
     """The largest input size whose costs can be predicted."""
     uncertainty: float
@@ -152,6 +159,7 @@ def forecast(
     budgets = budgets or _spread(least, easy, outlook.budget_bytes)
     return Forecast(
         rows=tuple(_row(outlook, known, shares, b, profiles[largest], lengths) for b in budgets),
+        host_rows=_host_rows(outlook, known, shares, profiles[largest], lengths),
         least_budget_bytes=least,
         easy_budget_bytes=easy,
         largest=str(largest),
@@ -169,6 +177,43 @@ def _spread(least: int, easy: int, recorded: int | None) -> list[int]:
     return sorted({*spread, recorded}) if recorded is not None and recorded <= easy else spread
 
 
+def _host_rows(
+    outlook: Outlook,
+    known: Mapping[InputSize, Prediction],
+    shares: Mapping[InputSize, float],
+    largest: Profile,
+    lengths: Lengths | None,
+) -> tuple[HostRow, ...]:
+    """What host memory buys at the recorded budget."""
+    link, budget = outlook.link, outlook.budget_bytes
+    if link is None or budget is None or not any(e.profile.link for e in known.values()):
+        return ()
+
+    def row(limit: int | None) -> HostRow:
+        other = _limited(link, limit)
+        estimates = {
+            size: replace(estimate, profile=_with_link(estimate.profile, other))
+            for size, estimate in known.items()
+        }
+        within, at_largest = replace(outlook, link=other), _with_link(largest, other)
+        return HostRow(limit, _row(within, estimates, shares, budget, at_largest, lengths))
+
+    rows, unlimited = [row(0), row(link.host_bytes)], row(None)
+    if unlimited.row.host_bytes > link.host_bytes:
+        rows += [row(2 * link.host_bytes), unlimited]
+    return tuple(rows)
+
+
+def _limited(link: Link, limit: int | None) -> Link | None:
+    """The link with so much host memory; None without any."""
+    return None if limit == 0 else link._replace(host_bytes=_ANY if limit is None else limit)
+
+
+def _with_link(profile: Profile, link: Link | None) -> Profile:
+    """The same costs with another link, if steps of this size can use one."""
+    return profile if profile.link is None else replace(profile, link=link)
+
+
 def _row(
     outlook: Outlook,
     known: Mapping[InputSize, Prediction],
@@ -177,13 +222,15 @@ def _row(
     largest: Profile,
     lengths: Lengths | None,
 ) -> Row:
-    recompute, runs, recomputed, step = 0.0, 0.0, 0.0, 0.0
+    recompute, stall, runs, recomputed, step, on_host = 0.0, 0.0, 0.0, 0.0, 0.0, 0
     too_large, at_least, at_most = 0.0, 0.0, 0.0
     total, step_time = sum(shares.values()), outlook.step_time
     for size, estimate in known.items():
         profile, share = estimate.profile, shares[size]
         plan = outlook.plan(profile, budget)
-        recompute += share / total * plan.extra_seconds
+        recompute += share / total * (plan.extra_seconds - plan.stall_seconds)
+        stall += share / total * plan.stall_seconds
+        on_host = max(on_host, plan.host_bytes)
         runs += share * len(profile.runs)
         recomputed += share * plan.recomputed
         step += share / total * (step_time.seconds(profile) if step_time else 0)
@@ -194,12 +241,14 @@ def _row(
         at_most += share * (not plan.fits or least + error > budget)
     return Row(
         budget_bytes=budget,
-        step_seconds=step + recompute if step_time else None,
+        step_seconds=step + recompute + stall if step_time else None,
         recompute_seconds=recompute,
+        stall_seconds=stall,
+        host_bytes=on_host,
         recomputed_share=recomputed / runs if runs else 0.0,
         too_large_share=too_large,
         too_large_range=(at_least, at_most),
-        largest=_reach(outlook, budget, lengths) if lengths and lengths.one_way else None,
+        largest=reach_of(outlook, budget, lengths) if lengths and lengths.one_way else None,
         largest_batch=_largest_batch(outlook, largest, budget),
     )
 
@@ -209,49 +258,6 @@ def _largest_batch(outlook: Outlook, profile: Profile, budget: int) -> int | Non
     if not profile.size.layout or not profile.size.layout[0][1]:
         return None
     prelude = profile.prelude or 0
-    rise = peak(profile, [Option.RECOMPUTE] * len(profile.runs)) + prelude
+    rise = strictest(profile, 0).peak_bytes + prelude
     room = outlook.available(profile, budget) + prelude
     return max(0, int(profile.size.dims[0] * room / max(1, rise)))
-
-
-def _reach(outlook: Outlook, budget: int, lengths: Lengths) -> Reach | None:
-    """The longest input that fits: exact within the recorded lengths, a parabola beyond them."""
-    longest = lengths.longest
-
-    def need(length: int) -> float | None:
-        profile = outlook.profile(lengths.at(length))
-        return None if profile is None else float(outlook.least_budget(profile))
-
-    top = need(longest)
-    if top is None:
-        return None
-    if top > budget:
-        return Reach(_last(lambda n: (need(n) or 0.0) <= budget, 0, longest), False)
-    beyond = _parabola(sorted({longest * i // 12 for i in range(4, 13)}), need)
-    if beyond is None:
-        return Reach(longest, False)
-    found = _last(lambda n: beyond(n) <= budget, longest, _FAR * longest)
-    return Reach(found, extrapolated=found > longest)
-
-
-def _last(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """Binary search for the last number in low…high that fits; `low` must fit."""
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
-def _parabola(
-    lengths: Sequence[int], need: Callable[[int], float | None]
-) -> Callable[[float], float] | None:
-    """Least-squares parabola through these lengths, shifted to pass through the last one."""
-    known = [(n, needed) for n in lengths if (needed := need(n)) is not None]
-    if len(known) < 3:
-        return None
-    at, needs = np.array(known, float).T
-    bend, slope, _ = np.polyfit(at, needs, 2)
-    last, top = known[-1]
-    bend = max(0.0, float(bend))
-    rise = max(0.0, float(slope) + 2 * bend * last)
-    return lambda n: top + (n - last) * (rise + bend * (n - last))
