@@ -149,6 +149,7 @@ class TriedInterceptor(JudgedInterceptor):
         else:
             dry_run = self._dry_run(frame, out)
             if dry_run is None:
+                _move_arguments(directive, frame)  # memory is short
                 self._could_not_try(buffers, side_effects)
             elif dry_run.problem is not None:
                 frame.keep()
