@@ -101,7 +101,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Predict time and memory under other budgets, host memory or lengths, without training."""
+    """Predict the cost of other budgets, host memory or lengths, without training."""
     from mimose.reporting import Question
 
     if plot is not None:

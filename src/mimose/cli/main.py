@@ -13,7 +13,7 @@ from mimose.api import EXTRAS, pip_command
 PURPOSE = "Train PyTorch models under a memory budget: reports, forecasts, demo and diagnosis."
 COMMANDS = {
     "report": "Make a page from a recorded run or from benchmark results.",
-    "plan": "Predict time and memory under other budgets or lengths, without training.",
+    "plan": "Predict the cost of other budgets, host memory or lengths, without training.",
     "compare": "Compare planners of the field on the costs of a recorded run, without training.",
     "trace": "Record the operators of a training step, and simulate DTR on them.",
     "demo": "Train a small encoder four ways and compare: about a minute on a CPU.",
