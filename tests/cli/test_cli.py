@@ -191,7 +191,7 @@ def test_without_typer_what_needs_none_works_and_the_rest_says_what_to_install()
     assert f"mimose {mimose.__version__}\n['--version'] 0\n" in done.stdout
     for words in ("['--help'] 0\n", "[] 0\n", "['doctor', '--help'] 0\n"):
         assert words in done.stdout
-    assert done.stdout.count("Predict time and memory under other budgets") == 2
+    assert done.stdout.count("Predict the cost of other budgets") == 2
 
 
 def test_help_without_extras_says_what_the_commands_help_says() -> None:
