@@ -166,8 +166,8 @@ def shares(bench: Bench, wanted: list[float], steps: int, rounds: int) -> dict[s
     return result
 
 
-def mixed(bench: Bench, steps: int, seed: int = 0) -> dict[str, Any]:
-    """Whole runs on rows of mixed lengths."""
+def mixed(bench: Bench, steps: int, rounds: int, seed: int = 0) -> dict[str, Any]:
+    """Whole runs on rows of mixed lengths, by turns; the first round is slow on a shared host."""
     lengths = drawn_lengths(steps, seed, bench.row.shape[1])
     _, explanation = bench.known()
     profile, base, tokens = explanation.profile, explanation.base_bytes, bench.row.shape[1]
@@ -175,13 +175,13 @@ def mixed(bench: Bench, steps: int, seed: int = 0) -> dict[str, Any]:
     kept = KeepAll().plan(profile, 1 << 62).peak_bytes
     # Layers with flash attention take memory in proportion to the length.
     budget = int((base + kept * statistics.median(lengths) / tokens) / 0.97)
-    result: dict[str, Any] = {"lengths": lengths, "budget": budget, "runs": {}}
-    for name, options in VARIANTS.items():
+    runs: dict[str, list[Any]] = {name: [] for name in VARIANTS}
+    for name, options in list(VARIANTS.items()) * rounds:
         bench.clear()
         with mimose.auto_checkpoint(bench.model, budget, enforce=True, **options) as handle:
             times = [bench.step_or_none(length) for length in lengths]
             stats = handle.stats()
-        result["runs"][name] = {
+        run = {
             "seconds": times,
             "lost": times.count(None),
             "observed_steps": stats.observed_steps,
@@ -194,9 +194,10 @@ def mixed(bench: Bench, steps: int, seed: int = 0) -> dict[str, Any]:
             "planning_seconds": stats.planning_seconds,
             "plans": stats.cache_misses,
         }
-        shown = {k: v for k, v in result["runs"][name].items() if k != "seconds"}
+        runs[name].append(run)
+        shown = {k: v for k, v in run.items() if k != "seconds"}
         print("mixed", name, sum(t or 0 for t in times), shown, flush=True)
-    return result
+    return {"lengths": lengths, "budget": budget, "runs": runs}
 
 
 def drawn_lengths(steps: int, seed: int, longest: int) -> list[int]:
@@ -259,7 +260,7 @@ def main() -> None:
         results["shares"] = shares(bench, options.shares, options.steps, options.rounds)
         save(results, options.out)
     if options.mixed:
-        results["mixed"] = mixed(bench, options.mixed)
+        results["mixed"] = mixed(bench, options.mixed, options.rounds)
         save(results, options.out)
     if options.floor:
         results["floor"] = floor(bench, options.floor)
