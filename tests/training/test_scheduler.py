@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,12 +17,12 @@ from mimose.costs.timeline import Profile
 from mimose.memory.meters import CpuMeter, Reading
 from mimose.memory.reserve import Reserve
 from mimose.planning.plan import Plan
-from mimose.planning.planners import Optimal
+from mimose.planning.planners import Optimal, RecomputeAll
 from mimose.tensors.gradients import Gradients
 from mimose.training.allocator_history import AllocatorHistory
 from mimose.training.decision import Decision
 from mimose.training.host_use import HostUse
-from mimose.training.scheduler import Scheduler
+from mimose.training.scheduler import EVERYTHING, Scheduler
 from mimose.training.setting import Setting
 from mimose.training.step import Step
 
@@ -314,3 +315,57 @@ def test_larger_sizes_are_observed_once_one_ran_out_of_memory(bare: Bare) -> Non
     assert decided(scheduler, bare, 299).observed
     scheduler.learn(seen(299))
     assert decided(scheduler, bare, 250).trusted
+
+
+def with_host(scheduler: Scheduler, bare: Bare, length: int, room: int) -> Decision:
+    """A decision by costs whose inputs can move, with a link to the host."""
+    bare.host = HostUse(torch.device("cpu"), 1 << 30, frozenset(Option))
+    return decided(scheduler, bare, length, in_use=bare.available(0) - room)
+
+
+def knowing_movable() -> Scheduler:
+    scheduler = Scheduler(Optimal())
+    for length in (50, 80, 120, 160, 200, 240, 300):
+        observation = seen(length)
+        runs = tuple(
+            run._replace(input_movable=run.boundary > 0) for run in observation.profile.runs
+        )
+        scheduler.learn(replace(observation, profile=replace(observation.profile, runs=runs)))
+    return scheduler
+
+
+def test_the_strictest_plan_moves_inputs_where_recomputing_all_does_not_fit(bare: Bare) -> None:
+    scheduler = knowing_movable()
+    scheduler.strictness = EVERYTHING
+    all_recomputed = RecomputeAll().plan(predicted(scheduler, 200), 0).peak_bytes
+    enough = with_host(scheduler, bare, 200, room=all_recomputed).cached.plan
+    assert enough.count(Option.RECOMPUTE) == RUNS
+    less = with_host(scheduler, bare, 200, room=all_recomputed - 200_000).cached.plan
+    assert less.recomputed == RUNS
+    assert less.count(Option.RECOMPUTE_FROM_HOST) > 0
+    assert less.fits
+
+
+def test_what_waits_on_the_host_counts_when_the_rest_of_a_step_is_planned(bare: Bare) -> None:
+    scheduler = knowing_movable()
+    profile = predicted(scheduler, 200)
+    room = Plan.of(profile, [True] * 3 + [False] * 3, 0).peak_bytes
+    decision = with_host(scheduler, bare, 200, room)
+    kept, moved = (
+        scheduler.plan_rest(bare, size_of(200), decision, (option,) * 2)
+        for option in (Option.KEEP, Option.SAVE_ON_HOST)
+    )
+    assert kept is not None
+    assert moved is not None
+    assert moved.plan.peak_bytes == kept.plan.peak_bytes
+    assert moved.plan.choices == kept.plan.choices
+
+
+def test_other_choices_are_those_of_the_plan_that_is_made_of_them(bare: Bare) -> None:
+    """The last run's bytes could not leave before the forwards are over: it is kept."""
+    scheduler = knowing_movable()
+    decision = with_host(scheduler, bare, 200, room=8_000_000)
+    everything = dict.fromkeys(decision.cached.choices, Option.SAVE_ON_HOST)
+    other = decision.with_choices(everything).cached
+    assert other.plan.choices[-1] is Option.KEEP
+    assert tuple(other.choices.values()) == other.plan.choices

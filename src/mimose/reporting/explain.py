@@ -7,7 +7,7 @@ from typing import Any
 
 from mimose.costs import InputSize
 from mimose.estimation import CostModel
-from mimose.planning import KeepAll, Plan, Planner, RecomputeAll
+from mimose.planning import KeepAll, Plan, Planner, strictest
 from mimose.reporting.explanation import Explanation
 from mimose.training import Setting
 
@@ -57,16 +57,16 @@ def explain_plan(
         profile = replace(profile, link=setting.host.link(trusted=estimate.trusted))
     uncertainty = (1 + cost_model.reliability.uncertainty) * (1 + estimate.uncertainty)
     available = int(setting.available(base_bytes) / uncertainty)
-    strictest = RecomputeAll().plan(profile, available)
+    strict = strictest(profile, available)
     common["blocks"] = tuple(blocks[index] for index, _ in pattern)
     return Explanation(
         **common,
         profile=profile,
         plan=planner.plan(profile, available),
         peak_kept_bytes=base_bytes + KeepAll().plan(profile, available).peak_bytes,
-        peak_recomputed_bytes=base_bytes + strictest.peak_bytes,
+        peak_recomputed_bytes=base_bytes + strict.peak_bytes,
         at_most_as=estimate.bound_of,
-        largest_batch=_largest_batch(size, strictest, available),
+        largest_batch=_largest_batch(size, strict, available),
     )
 
 
@@ -78,8 +78,8 @@ def _missing_bytes(setting: Setting) -> int:
     return setting.gradients.missing_bytes(setting.gradients.missing())
 
 
-def _largest_batch(size: InputSize, strictest: Plan, available: int) -> int | None:
+def _largest_batch(size: InputSize, strict: Plan, available: int) -> int | None:
     """Scale in proportion: slightly low, since part of the peak does not grow with the batch."""
-    if not size.layout[0][1] or strictest.peak_bytes <= 0:
+    if not size.layout[0][1] or strict.peak_bytes <= 0:
         return None
-    return max(0, int(size.dims[0] * available / strictest.peak_bytes))
+    return max(0, int(size.dims[0] * available / strict.peak_bytes))

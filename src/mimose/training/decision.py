@@ -58,13 +58,17 @@ class Decision:
         return not self.cached.exact
 
     def with_choices(self, choices: Mapping[Run, Option]) -> Decision:
-        """The same step under other choices; they are not to be corrected."""
+        """The same step under other choices.
+
+        A choice to move bytes that cannot be moved is replaced by one that the run has.
+        """
         plan, profile = self.cached.plan, self.cached.profile
         chosen = tuple(choices.values())
         if chosen == plan.choices:
             return self
         if profile is not None:
             plan = Plan.of(profile, chosen, self.available_bytes)
+            choices = dict(zip(choices, plan.choices, strict=True))
         cached = replace(self.cached, plan=plan, choices=choices, guarded=frozenset())
         return replace(self, cached=cached)
 

@@ -21,7 +21,7 @@ from mimose.costs import (
 )
 from mimose.estimation import CostModel, CostModels, Prediction, Surprise
 from mimose.memory import Reading
-from mimose.planning import CachedPlan, KeepAll, Optimal, Plan, PlanCache, Planner, RecomputeAll
+from mimose.planning import CachedPlan, KeepAll, Optimal, Plan, PlanCache, Planner, strictest
 from mimose.training.decision import EVERYTHING_RECOMPUTED, UNKNOWN, Decision, PlanKey
 from mimose.training.setting import Setting
 from mimose.training.step import Step
@@ -219,8 +219,11 @@ class Scheduler:
     ) -> CachedPlan | None:
         """The plan for a step whose first runs are `done`, now that its next pass is known.
 
-        None if what was decided for the size that was expected had better stay.
+        None if what was decided for the size that was expected had better stay. Bytes of theirs
+        that wait on the host count as if they were on the device: they come back before all of
+        what is to come now is gone.
         """
+        done = tuple(map(_on_device, done))
         if decision.key is None or self.strictness != AS_PLANNED:
             return None
         key = decision.key._replace(size=size, done=done)
@@ -250,7 +253,9 @@ class Scheduler:
         if not rest:
             return done
         held = sum(
-            run.under(option).backward_held for run, option in zip(before, done, strict=True)
+            run.menu[0].backward_held
+            for run, option in zip(before, done, strict=True)
+            if not option.recomputes
         )
         base = sum(run.boundary for run in before)
         first = rest[0]._replace(boundary=base + rest[0].boundary)
@@ -260,10 +265,10 @@ class Scheduler:
     def _as_strict_as_must_be(self, plan: Plan, profile: Profile, available: int) -> Plan:
         if self.strictness == AS_PLANNED:
             return plan
-        strictest = RecomputeAll().plan(profile, available)
+        strict = strictest(profile, available)
         if self.strictness == EVERYTHING:
-            return strictest
-        halfway = (strictest.peak_bytes + plan.peak_bytes) // 2
+            return strict
+        halfway = (strict.peak_bytes + plan.peak_bytes) // 2
         return Optimal().plan(profile, min(available, halfway))
 
     def _unknown(self) -> Decision:
@@ -355,6 +360,13 @@ def _with_one_recomputed_of_each_kind(decision: Decision) -> Decision:
         if all(choices[run] is Option.KEEP for run in runs):
             choices[runs[min(1, len(runs) - 1)]] = Option.RECOMPUTE
     return decision.with_choices(choices)
+
+
+def _on_device(option: Option) -> Option:
+    """The option that holds on the device what this one moves."""
+    if not option.moves:
+        return option
+    return Option.RECOMPUTE if option.recomputes else Option.KEEP
 
 
 def _as_run(prediction: Prediction) -> Profile:
