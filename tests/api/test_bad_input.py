@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import re
 import warnings
 from collections.abc import Callable
@@ -571,3 +572,49 @@ def test_backwards_that_fail_halfway_do_not_keep_planning_from_beginning(
 
 def _mishap(_: torch.Tensor) -> None:
     raise Mishap
+
+
+# What host memory and other offloading cannot be
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"host_memory": "lots"}, r"host_memory='lots'.*'16GiB'"),
+        ({"host_memory": -1}, r"host_memory=-1.*'16GiB'"),
+        ({"host_memory": "-1GiB"}, r"host_memory='-1GiB'.*'16GiB'"),
+        ({"host_memory": "50%"}, r"host_memory='50%'.*'16GiB'"),
+        ({"host_memory": "9999TiB"}, r"more than the .*iB that this machine has"),
+        ({"choices": ("keep", "recompute", "cpu")}, r"'cpu'; there are keep, save_on_host"),
+        ({"choices": ()}, r"must contain 'keep' and 'recompute'"),
+        ({"choices": ("keep", "save_on_host")}, r"must contain 'keep' and 'recompute'"),
+        ({"choices": "recompute"}, r"must contain 'keep' and 'recompute'"),
+        ({"choices": 5}, r"choices=5 must be a collection of names.*there are keep"),
+    ],
+)
+def test_host_options_that_mean_nothing_are_refused(options: dict[str, Any], told: str) -> None:
+    model = bert()
+    before = places(model)
+    with pytest.raises(ArgumentError, match=told):
+        mimose.auto_checkpoint(model, "1GiB", **options)
+    assert places(model) == before
+
+
+def test_checkpointing_of_transformers_that_offloads_is_refused_by_name() -> None:
+    model: Any = bert()
+    if "offload" not in inspect.signature(model.gradient_checkpointing_enable).parameters:
+        pytest.skip("this version of transformers has no offload=")
+    model.gradient_checkpointing_enable(offload=True)
+    with pytest.raises(ConflictError, match=r"offload=True.*gradient_checkpointing_disable"):
+        mimose.auto_checkpoint(model, "1GiB")
+
+
+def test_saving_on_the_cpu_by_torch_is_refused_by_name() -> None:
+    model, batches, budget = task("bert")
+    with (
+        mimose.auto_checkpoint(model, budget),
+        torch.autograd.graph.save_on_cpu(),
+        pytest.raises(ConflictError, match=r"torch's save_on_cpu: take the model out"),
+    ):
+        models.loss_of(model, batches[0])
+    assert no_hooks()

@@ -50,6 +50,11 @@ def checked_choices(choices: Iterable[str] | None) -> frozenset[Option]:
     if choices is None:
         return frozenset(Option)
     known = [option.value for option in Option]
+    if not isinstance(choices, Iterable):
+        raise ArgumentError(
+            f"choices={choices!r} must be a collection of names such as ('keep', 'recompute'); "
+            f"there are {', '.join(known)}"
+        )
     names = [choices] if isinstance(choices, str) else list(choices)
     unknown = [name for name in names if name not in known]
     if unknown:
