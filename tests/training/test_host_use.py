@@ -1,0 +1,260 @@
+"""Host memory through a handle: what becomes of it in every kind of step, and at the end."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mimose
+import models
+from compare import assert_same_gradients, live_tensors, no_hooks
+from loops import Batch, Predictions, lengths, task, tight_budget, train
+from mimose.costs import Option
+from mimose.errors import MimoseWarning
+from mimose.memory import HostArena, HostMemory, LinkSpeed, PinningError
+from mimose.memory.host_copies import CopyTimes
+from mimose.training.host_use import HostUse
+from parts import Faulty, bf16, without_cache
+
+HOST = {"host_memory": "1GiB"}
+CPU = torch.device("cpu")
+
+
+def in_fp32(model: nn.Module, batch: Batch) -> torch.Tensor:
+    return models.loss_of(model, batch)
+
+
+def in_bf16(model: nn.Module, batch: Batch) -> torch.Tensor:
+    with bf16():
+        return models.loss_of(model, batch)
+
+
+def mixed(name: str, count: int = 40) -> tuple[nn.Module, list[Batch]]:
+    model = models.ALL[name]()[0]
+    make: Any = models.ALL[name]
+    return model, [without_cache(name, make(2, length)[1]) for length in lengths(count, 20, 120)]
+
+
+@pytest.mark.parametrize(
+    ("name", "loss_of"),
+    [
+        ("bert", in_fp32),
+        ("bert", in_bf16),
+        ("llama", in_fp32),
+        ("lora", in_fp32),
+        ("t5", in_fp32),
+        ("encoder", in_bf16),
+    ],
+)
+def test_mixed_lengths_train_as_plain_within_the_budget(
+    name: str, loss_of: Callable[[nn.Module, Batch], torch.Tensor]
+) -> None:
+    model, batches = mixed(name)
+    budget = tight_budget(model, batches, 0.3, loss_of=loss_of)
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, budget, enforce=True, **HOST) as handle:
+        predictions = Predictions(handle)
+        losses = train(model, batches, loss_of=loss_of, after_step=predictions)
+        stats = handle.stats()
+    assert losses == train(plain, batches, loss_of=loss_of)
+    assert stats.peak_bytes <= budget
+    assert stats.moved_bytes > 0
+    assert stats.recoveries == 0
+    predictions.assert_exact(steps=15, plans=2)
+
+
+def trained(handle: mimose.Mimose, model: nn.Module, batches: list[Batch]) -> None:
+    """Until plans move something."""
+    for batch in batches:
+        models.loss_of(model, batch).backward()
+        model.zero_grad()
+    assert handle.stats().moved_bytes > 0
+
+
+@pytest.mark.parametrize("moment", ["between steps", "before the backward", "in the backward"])
+def test_detach_gives_host_memory_back_and_gradients_are_right(moment: str) -> None:
+    model, batches, budget = task("bert", 0.1)
+    longest = max(batches, key=lambda batch: batch["input_ids"].numel())
+    plain = copy.deepcopy(model)
+    handle = mimose.auto_checkpoint(model, budget, **HOST)
+    trained(handle, model, batches)
+    assert handle.stats().host_bytes_held > 0
+    if moment == "between steps":
+        handle.detach()
+    for each in (model, plain):
+        torch.manual_seed(1)
+        loss = models.loss_of(each, longest)
+        if each is model and moment == "before the backward":
+            handle.detach()
+        if each is model and moment == "in the backward":
+            loss.grad_fn.register_prehook(lambda *_: handle.detach())
+        loss.backward()
+        del loss
+    assert not handle.attached
+    assert handle.stats().host_bytes_held == 0
+    assert_same_gradients(model, plain)
+    assert no_hooks()
+
+
+def test_gradients_accumulate_as_in_plain() -> None:
+    model, batches, budget = task("bert", 0.1)
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, budget, **HOST) as handle:
+        losses = train(model, batches, micro_steps=3)
+        assert handle.stats().moved_bytes > 0
+    assert losses == train(plain, batches, micro_steps=3)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_of_an_attached_model_is_plain(copied: Callable[[nn.Module], nn.Module]) -> None:
+    model, batches, budget = task("bert", 0.1)
+    with mimose.auto_checkpoint(model, budget, **HOST) as handle:
+        trained(handle, model, batches)
+        twin, moved = copied(model), handle.stats().moved_bytes
+        torch.manual_seed(1)
+        models.loss_of(twin, batches[0]).backward()
+        assert handle.stats().moved_bytes == moved
+        torch.manual_seed(1)
+        models.loss_of(model, batches[0]).backward()
+    assert_same_gradients(model, twin)
+
+
+def test_two_models_have_host_memory_of_their_own() -> None:
+    model, batches, budget = task("bert", 0.1)
+    other = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, budget, **HOST) as first:
+        trained(first, model, batches)
+        with mimose.auto_checkpoint(other, 2 * budget, **HOST) as second:
+            train(other, batches)
+        assert second.stats().host_bytes_held == 0
+        assert first.stats().host_bytes_held > 0
+        plain = copy.deepcopy(model)
+        assert train(model, batches) == train(plain, batches)
+
+
+def test_a_model_called_twice_before_its_backward_trains_as_plain() -> None:
+    """Now and then, after steps of one call whose plans move something."""
+    model, batches, budget = task("bert", 0.1)
+
+    def run(model: nn.Module) -> list[float]:
+        torch.manual_seed(1)
+        losses = []
+        for k, batch in enumerate(batches):
+            loss = models.loss_of(model, batch)
+            if k % 9 == 8:
+                loss = loss + models.loss_of(model, batch)
+            loss.backward()
+            losses.append(loss.item())
+        return losses
+
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, budget, **HOST) as handle:
+        losses = run(model)
+        assert handle.stats().moved_bytes > 0
+    assert losses == run(plain)
+    assert_same_gradients(model, plain)
+
+
+def test_a_step_that_is_retried_trains_as_plain() -> None:
+    model, batches, budget = task("bert", 0.1)
+    plain = copy.deepcopy(model)
+    failing = {20, 21}
+
+    def step(model: nn.Module, k: int, batch: Batch) -> float:
+        loss = models.loss_of(model, batch)
+        if k in failing:
+            failing.discard(k)
+            raise torch.OutOfMemoryError("CPU out of memory.")
+        loss.backward()
+        return loss.item()
+
+    with mimose.auto_checkpoint(model, budget, **HOST) as handle:
+        torch.manual_seed(1)
+        losses = [handle.retry(step, model, k, batch) for k, batch in enumerate(batches)]
+        assert handle.stats().moved_bytes > 0
+        assert handle.stats().recoveries == 2
+    torch.manual_seed(1)
+    assert losses == [step(plain, k, batch) for k, batch in enumerate(batches)]
+    assert_same_gradients(model, plain)
+
+
+@pytest.mark.parametrize("phase", ["forward", "recompute", "backward"])
+def test_steps_that_raise_leave_no_host_memory_in_use(phase: str) -> None:
+    model = nn.Sequential(*(Faulty() for _ in range(5)))
+    x = torch.randn(20_000, 4)
+    with (
+        warnings.catch_warnings(),
+        mimose.auto_checkpoint(model, "2MiB", blocks=Faulty, **HOST) as handle,
+    ):
+        warnings.simplefilter("ignore", MimoseWarning)
+        for k in range(24):
+            model[2].phase = phase if k % 3 == 2 else "none"
+            with suppress(ValueError):
+                model(x).sum().backward()
+            model.zero_grad()
+            assert no_hooks()
+        assert handle.stats().moved_bytes > 0
+        gc.collect()
+        assert handle._engine.setting.host.memory.arena.in_use_bytes == 0
+
+
+def test_300_steps_hold_no_more_than_the_first_ones() -> None:
+    model, batches, budget = task("bert", 0.1)
+    with mimose.auto_checkpoint(model, budget, enforce=True, **HOST) as handle:
+        train(model, batches * 4)
+        before = live_tensors(), handle.stats().host_bytes_held, len(gc.get_objects())
+        train(model, batches * 8)
+        after = live_tensors(), handle.stats().host_bytes_held, len(gc.get_objects())
+        assert handle.stats().peak_bytes <= budget
+    assert before[1] > 0
+    assert after[:2] == before[:2]
+    assert after[2] <= 1.02 * before[2]
+
+
+class Refusing(HostArena):
+    """Of a system that pins nothing more."""
+
+    def reserve(self, nbytes: int) -> bool:
+        raise PinningError("out of pages")
+
+
+def test_if_pinning_fails_it_is_said_once_and_plans_do_without() -> None:
+    model, batches, budget = task("bert", 0.1)
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, budget, enforce=True, **HOST) as handle:
+        train(model, batches[:1])
+        host = handle._engine.setting.host
+        host.memory, host.speed = HostMemory(CPU, 1 << 30), LinkSpeed(10.0, 10.0)
+        host.memory.arena = Refusing(1 << 30, pinned=False)
+        with pytest.warns(MimoseWarning, match=r"out of pages.*host_memory=0") as said:
+            losses = train(model, batches)
+        stats = handle.stats()
+    assert len(said) == 1
+    assert stats.moved_bytes == 0
+    assert stats.runs_recomputed > 0
+    train(plain, batches[:1])
+    assert losses == train(plain, batches)
+
+
+def test_plans_are_made_anew_when_the_speed_of_the_link_changes() -> None:
+    use = HostUse(CPU, 1 << 30, frozenset(Option), LinkSpeed(50.0, 50.0))
+    first = use.link(trusted=True)
+    version = use.version
+    assert first is not None
+    copies = [(100 << 20, (100 << 20) / 25e9)] * 9
+    use.memory.stream.times = lambda: CopyTimes(copies, copies, 0.5)
+    use.read_times()
+    second = use.link(trusted=True)
+    assert second is not None
+    assert (first.to_host, second.to_host) == (50.0, pytest.approx(25.0))
+    assert use.version > version
+    assert use.stalled_seconds == 0.5
