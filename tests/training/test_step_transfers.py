@@ -205,6 +205,38 @@ def test_models_that_people_train_do_as_plain_under_every_mixture(
     assert_nothing_is_left(director)
 
 
+class Breaks(nn.Module):
+    """Compiled, it is two graphs with plain Python in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).tanh()
+        torch._dynamo.graph_break()
+        return x + self.second(x).sin()
+
+
+@pytest.mark.parametrize("kind", [Layer, Breaks])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_blocks_do_as_plain_compiled_ones_under_every_mixture(
+    backend: str, kind: Callable[[], nn.Module]
+) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    plain, director = nn.Sequential(*(kind() for _ in range(4))), Mixture(random.Random(1))
+    model = copy.deepcopy(plain)
+    for each in (*plain, *model):
+        each.compile(backend=backend)
+    Attachment(model, find_blocks(model, blocks=["0", "1", "2", "3"]), director)
+    assert torch.equal(train(model, director), train(plain, None))
+    assert director.directed == set(Option)
+    assert director.host.moved_bytes > 0
+    assert_same_gradients(model, plain)
+    assert_nothing_is_left(director)
+
+
 @pytest.mark.parametrize("phase", ["forward", "recompute", "backward"])
 @pytest.mark.parametrize("option", [Option.SAVE_ON_HOST, Option.RECOMPUTE_FROM_HOST])
 def test_an_exception_leaves_nothing_behind(option: Option, phase: str) -> None:
