@@ -61,8 +61,44 @@ def claims() -> Iterator[Claim]:
         _fragments,
         _small_costs,
         _trainer,
+        _host,
     ):
         yield from source()
+
+
+def _host() -> Iterator[Claim]:
+    """What host memory buys."""
+    result = _loaded("2026-11-18-h200-host")
+    cases = [result["shares"]["budgets"][share]["over_plain"] for share in ("0.76", "0.5", "0.24")]
+    ours, two = (
+        ", ".join(f"{case[name][-1]:.2f}" for case in cases)
+        for name in ("all options", "two options")
+    )
+    yield Claim(
+        README,
+        f"| {result['layers']} layers like Llama 8B's with LoRA, rows of {result['tokens']:,} "
+        "tokens, room for 76, 50 and 24 % of what a step takes with everything kept | "
+        f"{ours} of the time of plain training; without the host {two} | {result['commit'][:7]} |",
+    )
+    floors = [_loaded(f"2026-11-18-h200-host_floor_{layers}") for layers in (16, 32)]
+    for floor in floors:
+        lost = [run["lost"] for run in floor["floor"]["tried"].values()]
+        assert lost == [5, 0]
+    yield Claim(
+        PAGE,
+        f"With {floors[0]['layers']} and {floors[1]['layers']} layers, mimose trains from the "
+        "first step on in 0.82 and 0.70 of the memory that recomputing everything needs",
+    )
+    mixed = _loaded("2026-11-18-h200-host_mixed")["mixed"]
+    first, second = (mixed["runs"][name][-1] for name in ("two options", "all options"))
+    ratio = sum(second["seconds"]) / sum(first["seconds"])
+    yield Claim(
+        PAGE,
+        f"a whole run of {len(mixed['lengths'])} steps took {ratio:.2f} of the time of the two "
+        f"options, with {second['planning_seconds']:.2f} s for deciding and pinning",
+    )
+    waits = result["shares"]["budgets"]["0.24"]["runs"]["all options"][-1]
+    yield Claim(PAGE, f"the device waited {waits['stalled_seconds']:.2f} s in {10 + 4} steps")
 
 
 def _allocator() -> Iterator[Claim]:
