@@ -57,6 +57,45 @@ class Layer(nn.Module):
         return x + self.drop(self.ff(x))
 
 
+WIDTH = 16
+"""Of the blocks that follow."""
+
+
+class Normed(nn.Module):
+    """BatchNorm and dropout: buffers that change, and random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.norm(self.linear(x).flatten(0, 1)).view_as(x).tanh())
+
+
+class InPlace(nn.Module):
+    """Changes its own tensors in place, and saves its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).mul_(0.5).sigmoid_()
+
+
+class Nested(nn.Module):
+    """Checkpoints a part of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.3))
+        self.outer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + mimose.checkpoint(self.inner, self.outer(x).sin()).cos()
+
+
 @dataclass
 class Tally:
     starts: int = 0

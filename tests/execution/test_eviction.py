@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-import mimose
 import models
 from chains import steady
 from compare import Storages, assert_same_buffers, assert_same_gradients, live_tensors, no_hooks
@@ -29,9 +28,17 @@ from mimose.interception.attachment import Attachment
 from mimose.interception.blocks import find_blocks
 from mimose.interception.directive import Directive
 from mimose.tensors.running_backward import task_id
-from parts import Counted, Faulty, Layer, bf16, without_cache
-
-WIDTH = 16
+from parts import (
+    WIDTH,
+    Counted,
+    Faulty,
+    InPlace,
+    Layer,
+    Nested,
+    Normed,
+    bf16,
+    without_cache,
+)
 
 
 class Evictor:
@@ -108,41 +115,6 @@ class Script:
 
     def ran_out(self, block: int) -> None:
         self.ran_out_in.append(block)
-
-
-class Normed(nn.Module):
-    """BatchNorm and dropout: buffers that change, and random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
-        self.drop = nn.Dropout(0.3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.drop(self.norm(self.linear(x).flatten(0, 1)).view_as(x).tanh())
-
-
-class InPlace(nn.Module):
-    """Changes its own tensors in place, and saves its output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).mul_(0.5).sigmoid_()
-
-
-class Nested(nn.Module):
-    """Checkpoints a part of itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.3))
-        self.outer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + mimose.checkpoint(self.inner, self.outer(x).sin()).cos()
 
 
 KINDS: list[Callable[[], nn.Module]] = [Layer, Normed, InPlace, Nested]

@@ -27,9 +27,8 @@ from mimose.memory import HostMemory
 from mimose.planning import Plan, Planner
 from mimose.training import StepRecord, Subscriber
 from mimose.training.transfers import StepTransfers
-from parts import Faulty, Layer, bf16, without_cache
+from parts import WIDTH, Faulty, InPlace, Layer, Nested, Normed, bf16, without_cache
 
-WIDTH = 16
 CPU = torch.device("cpu")
 
 
@@ -85,41 +84,6 @@ class Mixture:
 
     def ran_out(self, block: int) -> None:
         raise AssertionError("no block is guarded here")
-
-
-class Normed(nn.Module):
-    """BatchNorm and dropout: buffers that change, and random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
-        self.drop = nn.Dropout(0.3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.drop(self.norm(self.linear(x).flatten(0, 1)).view_as(x).tanh())
-
-
-class InPlace(nn.Module):
-    """Changes its own tensors in place, and saves its output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).mul_(0.5).sigmoid_()
-
-
-class Nested(nn.Module):
-    """Checkpoints a part of itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.3))
-        self.outer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + mimose.checkpoint(self.inner, self.outer(x).sin()).cos()
 
 
 KINDS: list[Callable[[], nn.Module]] = [Layer, Normed, InPlace, Nested]

@@ -1,6 +1,6 @@
 """Host memory for activations: one arena, addressed in bytes, pinned where a device copies to it.
 
-Pinning memory takes milliseconds, so the arena keeps what it has and grows to what plans need. It
+Pinning memory takes long, so the arena keeps what it has and grows to what plans need. It
 serves any number of bytes, never grows beyond its limit, and gives everything back on `close`.
 PyTorch rounds pinned memory up to powers of two, so the arena asks for just such pieces.
 """
