@@ -18,10 +18,11 @@ import mimose
 import models
 from compare import assert_same_gradients, live_tensors, no_hooks
 from loops import Batch, Predictions, lengths, task, tight_budget, train
-from mimose.costs import Option
+from mimose.costs import InputSize, Option, Profile, RunCost
 from mimose.errors import MimoseWarning
 from mimose.memory import HostArena, HostMemory, LinkSpeed, PinningError
 from mimose.memory.host_copies import CopyTimes
+from mimose.planning import RecomputeAll
 from mimose.training.host_use import HostUse
 from parts import Faulty, bf16, without_cache
 
@@ -42,6 +43,22 @@ def mixed(name: str, count: int = 40) -> tuple[nn.Module, list[Batch]]:
     model = models.ALL[name]()[0]
     make: Any = models.ALL[name]
     return model, [without_cache(name, make(2, length)[1]) for length in lengths(count, 20, 120)]
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "room", "serves"),
+    [(10, 2.0, True), (1, 2.0, False), (1, 0.5, True)],
+    ids=["long blocks", "short blocks", "short blocks, and nothing fits"],
+)
+def test_short_blocks_on_a_gpu_move_only_if_nothing_else_fits(
+    milliseconds: int, room: float, serves: bool
+) -> None:
+    run = RunCost(10, 50, 0, 100, 120, 5, 0, 0, nanoseconds=milliseconds * 1_000_000)
+    profile = Profile(InputSize((("x", 1),), (8,)), (run,) * 4, 0, 0)
+    needed = RecomputeAll().plan(profile, 0).peak_bytes
+    on_gpu = HostUse(torch.device("cuda"), 0, frozenset(Option))
+    assert on_gpu.serves(profile, int(room * needed)) == serves
+    assert HostUse(CPU, 0, frozenset(Option)).serves(profile, int(room * needed))
 
 
 @pytest.mark.parametrize(

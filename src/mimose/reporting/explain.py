@@ -52,11 +52,12 @@ def explain_plan(
     if profile.prelude and setting.open:
         common["base_bytes"] = base_bytes = setting.meter.read().in_use + profile.prelude
     profile = profile.in_step(cost_model.conditions(pattern, missing))
-    regular = cost_model.regular and len(size.passes) == 1
-    if regular and setting.host.memory is not None:  # not asked for before a plan could use it
-        profile = replace(profile, link=setting.host.link(trusted=estimate.trusted))
     uncertainty = (1 + cost_model.reliability.uncertainty) * (1 + estimate.uncertainty)
     available = int(setting.available(base_bytes) / uncertainty)
+    host, regular = setting.host, cost_model.regular and len(size.passes) == 1
+    # The host is not asked for before a plan could use it.
+    if regular and host.memory is not None and host.serves(profile, available):
+        profile = replace(profile, link=host.link(trusted=estimate.trusted))
     strict = strictest(profile, available)
     common["blocks"] = tuple(blocks[index] for index, _ in pattern)
     return Explanation(

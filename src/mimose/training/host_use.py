@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import statistics
+
 import torch
 
-from mimose.costs import Link, Option
+from mimose.costs import Link, Option, Profile
 from mimose.errors import warn
 from mimose.memory import HostMemory, LinkSpeed, PinningError, host_limit
+from mimose.planning import RecomputeAll
 from mimose.units import text_of
 
+_LONG_RUN = 4_000_000
+"""Nanoseconds. On an H200, with layers of 18 ms (rows of 16,384 tokens), copies were hidden; rows
+of mostly 1,500 to 4,000 tokens, in proportion 2 to 5 ms a layer, gained nothing (BENCHMARKS.md)."""
 _MOVING = frozenset(option for option in Option if option.moves)
 
 
@@ -47,6 +53,17 @@ class HostUse:
     def held_bytes(self) -> int:
         """Host memory that is held for activations."""
         return 0 if self.memory is None else self.memory.arena.held_bytes
+
+    def serves(self, profile: Profile, available_bytes: int) -> bool:
+        """Whether a plan for this profile may gain by using the host.
+
+        Queueing the copies of a block takes the CPU milliseconds, which plans do not count. Blocks
+        that hardly run longer cannot hide it: for them the host is used only if nothing else fits.
+        """
+        times = [run.nanoseconds for run in profile.runs if not run.fixed]
+        if self._device.type != "cuda" or not times or statistics.median(times) >= _LONG_RUN:
+            return True
+        return not RecomputeAll().plan(profile, available_bytes).fits
 
     def link(self, *, trusted: bool) -> Link | None:
         """The link for a plan; None if it must do without.

@@ -192,7 +192,9 @@ class Scheduler:
         alone = not key.beside_bytes and len(key.size.passes) == 1
         if not (host.possible and self.cost_model.regular and alone):
             return False
-        return host.memory is not None or not KeepAll().plan(profile, key.available_bytes).fits
+        if host.memory is None and KeepAll().plan(profile, key.available_bytes).fits:
+            return False
+        return host.serves(profile, key.available_bytes)
 
     def _ready(
         self,
