@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,62 +14,15 @@ from hypothesis import strategies as st
 
 import chains
 from chains import SIZE, run, steady
-from mimose.costs import Link, Option, Profile, RunCost, StepConditions, peak
+from mimose.costs import Link, Option, Profile, StepConditions, peak
 from mimose.planning import KeepAll, Optimal, Plan, RecomputeAll, strictest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from transfers_quality import SHARES, different_blocks, equal_layers
 
 KEEP, HOST, AGAIN, FROM_HOST = Option
 GIB = 1 << 30
-SHARES = (0.0, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)
-"""How much of the way from all recomputed to all kept is available."""
-
-
-def equal_layers(count: int, draw: random.Random) -> Profile:
-    """Copies of one transformer layer, and a link that takes up to six forwards for one of them."""
-    saved, forward = draw.randint(200, 3000), draw.randint(500, 2000)
-    boundary = int(saved * draw.choice([0.02, 0.045, 0.1, 0.2]))
-    layer = run(
-        boundary=boundary,
-        forward_peak=int(saved * draw.uniform(0.1, 0.4)),
-        backward_entry=boundary,
-        saved=saved,
-        recompute_peak=int(1.1 * saved),
-        backward_peak=int(saved * draw.uniform(0.1, 0.4)),
-        nanoseconds=forward,
-        input_movable=True,
-        backward_nanoseconds=int(forward * draw.uniform(1.5, 2.2)),
-    )
-    head = count * boundary + int(saved * draw.choice([0.1, 1.4]))
-    pace = saved / (forward * draw.uniform(0.5, 6))
-    return Profile(SIZE, (layer,) * count, head, head, link=Link(pace, pace, 1 << 60))
-
-
-def different_blocks(count: int, draw: random.Random) -> Profile:
-    runs, level, boundary = list[RunCost](), 0, draw.randint(0, 50)
-    for _ in range(count):
-        saved, forward = draw.randint(20, 300), draw.randint(100, 1000)
-        level += boundary
-        runs.append(
-            RunCost(
-                boundary=boundary,
-                forward_peak=draw.randint(0, 100),
-                backward_entry=draw.randint(0, 20),
-                saved=saved,
-                recompute_peak=saved + draw.randint(0, 100),
-                backward_peak=draw.randint(0, 150),
-                output_saved=draw.choice([0, 0, 0, 10]),
-                droppable_input=draw.choice([0, 0, 5]),
-                between_blocks_peak=draw.choice([0, 0, 50]),
-                nanoseconds=forward,
-                fixed=draw.random() < 0.1,
-                input_movable=draw.random() < 0.8,
-                backward_nanoseconds=int(forward * draw.uniform(1, 2.2)),
-            )
-        )
-        boundary = draw.randint(0, 40)
-    pace = 0.3 / draw.choice([0.3, 1, 2, 3, 6])
-    link = Link(pace, pace * draw.choice([1, 0.7]), draw.choice([1 << 60, 500]))
-    heads = level + draw.randint(0, 200), level + draw.randint(0, 200)
-    return Profile(SIZE, tuple(runs), *heads, link=link)
 
 
 def every_plan(profile: Profile) -> list[Plan]:
