@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -94,6 +94,38 @@ class Nested(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + mimose.checkpoint(self.inner, self.outer(x).sin()).cos()
+
+
+class StepDirector(Protocol):
+    """A director that is told where steps begin and where their forwards end."""
+
+    def step_begins(self) -> None: ...
+    def forward_ends(self) -> None: ...
+
+
+def train_under(
+    model: nn.Module,
+    director: StepDirector | None,
+    *,
+    steps: int = 3,
+    backwards: int = 1,
+    context: Callable[[], Any] = nullcontext,
+) -> torch.Tensor:
+    """Accumulate gradients over some steps from a fixed seed; the state of the RNG after them."""
+    torch.manual_seed(1)
+    for step in range(steps):
+        x = torch.randn(2, 4 + step, WIDTH, requires_grad=True)
+        if director is not None:
+            director.step_begins()
+        with context():
+            out = model(x)
+            if director is not None:
+                director.forward_ends()
+            loss = out.float().pow(2).mean()
+        del out
+        for left in reversed(range(backwards)):
+            loss.backward(retain_graph=left > 0)
+    return torch.get_rng_state()
 
 
 @dataclass

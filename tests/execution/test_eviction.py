@@ -37,6 +37,7 @@ from parts import (
     Nested,
     Normed,
     bf16,
+    train_under,
     without_cache,
 )
 
@@ -142,31 +143,6 @@ def first_step(model: nn.Module, x: torch.Tensor, director: Script) -> None:
     director.step_begins()
 
 
-def train(
-    model: nn.Module,
-    director: Script | None,
-    *,
-    steps: int = 3,
-    backwards: int = 1,
-    context: Callable[[], Any] = nullcontext,
-) -> torch.Tensor:
-    """Accumulate gradients over some steps from a fixed seed; the state of the RNG after them."""
-    torch.manual_seed(1)
-    for step in range(steps):
-        x = torch.randn(2, 4 + step, WIDTH, requires_grad=True)
-        if director is not None:
-            director.step_begins()
-        with context():
-            out = model(x)
-            if director is not None:
-                director.forward_ends()
-            loss = out.float().pow(2).mean()
-        del out
-        for left in reversed(range(backwards)):
-            loss.backward(retain_graph=left > 0)
-    return torch.get_rng_state()
-
-
 def runs(most: int) -> st.SearchStrategy[frozenset[int]]:
     return st.frozensets(st.integers(0, most - 1))
 
@@ -189,8 +165,8 @@ def test_gradients_buffers_and_rng_are_those_of_plain_whatever_is_evicted_when(
         "backwards": data.draw(st.sampled_from([1, 1, 2])),
         "context": data.draw(st.sampled_from([nullcontext, bf16])),
     }
-    expected = train(plain, None, **how)
-    assert torch.equal(train(model, director, **how), expected)
+    expected = train_under(plain, None, **how)
+    assert torch.equal(train_under(model, director, **how), expected)
     assert_same_gradients(model, plain)
     assert_same_buffers(model, plain)
     assert director.evictor.alive == 0
@@ -371,7 +347,7 @@ def test_kept_tensors_are_released_one_by_one_unless_the_graph_is_retained(
 def test_a_second_backward_through_a_retained_graph_is_that_of_plain(evicted: bool) -> None:
     director = Script(at_entry={2: frozenset({0, 1})} if evicted else {})
     plain, model = stack(Layer, Normed, Nested, director=director)
-    rngs = [train(plain, None, backwards=3), train(model, director, backwards=3)]
+    rngs = [train_under(plain, None, backwards=3), train_under(model, director, backwards=3)]
     assert torch.equal(*rngs)
     assert bool(director.evictor.evicted) == evicted
     assert_same_gradients(model, plain)

@@ -27,7 +27,7 @@ from mimose.memory import HostMemory
 from mimose.planning import Plan, Planner
 from mimose.training import StepRecord, Subscriber
 from mimose.training.transfers import StepTransfers
-from parts import WIDTH, Faulty, InPlace, Layer, Nested, Normed, bf16, without_cache
+from parts import WIDTH, Faulty, InPlace, Layer, Nested, Normed, bf16, train_under, without_cache
 
 CPU = torch.device("cpu")
 
@@ -89,30 +89,6 @@ class Mixture:
 KINDS: list[Callable[[], nn.Module]] = [Layer, Normed, InPlace, Nested]
 
 
-def train(
-    model: nn.Module,
-    director: Mixture | None,
-    *,
-    backwards: int = 1,
-    context: Callable[[], Any] = nullcontext,
-) -> torch.Tensor:
-    """Accumulate gradients over some steps from a fixed seed; the state of the RNG after them."""
-    torch.manual_seed(1)
-    for step in range(4):
-        x = torch.randn(2, 4 + step, WIDTH, requires_grad=True)
-        if director is not None:
-            director.step_begins()
-        with context():
-            out = model(x)
-            if director is not None:
-                director.forward_ends()
-            loss = out.float().pow(2).mean()
-        del out
-        for left in reversed(range(backwards)):
-            loss.backward(retain_graph=left > 0)
-    return torch.get_rng_state()
-
-
 def assert_nothing_is_left(director: Mixture) -> None:
     gc.collect()
     assert director.host.arena.in_use_bytes == 0
@@ -134,8 +110,8 @@ def test_gradients_buffers_and_rng_are_those_of_plain_for_every_mixture(
         "backwards": data.draw(st.sampled_from([1, 1, 2])),
         "context": data.draw(st.sampled_from([nullcontext, bf16])),
     }
-    expected = train(plain, None, **how)
-    assert torch.equal(train(model, director, **how), expected)
+    expected = train_under(plain, None, steps=4, **how)
+    assert torch.equal(train_under(model, director, steps=4, **how), expected)
     assert_same_gradients(model, plain)
     assert_same_buffers(model, plain)
     assert_nothing_is_left(director)
@@ -194,7 +170,7 @@ def test_compiled_blocks_do_as_plain_compiled_ones_under_every_mixture(
     for each in (*plain, *model):
         each.compile(backend=backend)
     Attachment(model, find_blocks(model, blocks=["0", "1", "2", "3"]), director)
-    assert torch.equal(train(model, director), train(plain, None))
+    assert torch.equal(train_under(model, director, steps=4), train_under(plain, None, steps=4))
     assert director.directed == set(Option)
     assert director.host.moved_bytes > 0
     assert_same_gradients(model, plain)
