@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +18,15 @@ from torch import nn
 import mimose
 import models
 from compare import assert_same_gradients, live_tensors, no_hooks
-from loops import Batch, Predictions, lengths, task, tight_budget, train
+from loops import (
+    Batch,
+    Predictions,
+    lengths,
+    peak_of_recomputing,
+    task,
+    tight_budget,
+    train,
+)
 from mimose.costs import InputSize, Option, Profile, RunCost
 from mimose.errors import MimoseWarning
 from mimose.memory import HostArena, HostMemory, LinkSpeed, PinningError
@@ -260,6 +269,37 @@ def test_if_pinning_fails_it_is_said_once_and_plans_do_without() -> None:
     assert stats.runs_recomputed > 0
     train(plain, batches[:1])
     assert losses == train(plain, batches)
+
+
+def test_training_does_not_wait_for_host_memory_that_is_being_pinned() -> None:
+    use = HostUse(CPU, 1 << 30, frozenset(Option), LinkSpeed(50.0, 50.0))
+    link, version = use.link(trusted=True), use.version
+    assert use.memory is not None
+    use.memory.arena.slow = True
+    assert not use.has(100 << 20)
+    for _ in range(10_000):
+        use.read_times()
+        if use.version > version:
+            break
+        assert use.only_what_is_there(link) is None or use.held_bytes < 100 << 20
+        time.sleep(0.001)
+    assert use.version > version  # plans are made anew
+    assert use.has(100 << 20)
+    use.close()
+    assert use.held_bytes == 0
+
+
+def test_a_step_that_fits_only_with_the_host_waits_for_it() -> None:
+    model, batches, _ = task("bert", 0.1)
+    needed = peak_of_recomputing(model, batches)
+    with mimose.auto_checkpoint(model, int(0.95 * needed), **HOST) as handle:
+        train(model, batches[:2])
+        host = handle._engine.setting.host
+        memory = host.begun()
+        assert memory is not None
+        memory.arena.slow = True
+        train(model, batches)
+        assert handle.stats().moved_bytes > 0
 
 
 def test_plans_are_made_anew_when_the_speed_of_the_link_changes() -> None:

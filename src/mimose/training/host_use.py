@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -37,6 +39,8 @@ class HostUse:
         self.version = 0
         """Changes with what plans should know of the link."""
         self.stalled_seconds = 0.0
+        self._awaited_bytes = 0
+        """What plans would like to have, while it is being pinned."""
         self._closed = False
 
     @property
@@ -85,6 +89,11 @@ class HostUse:
             return None
         return Link(self.speed.to_host, self.speed.from_host, self.limit_bytes, self._choices)
 
+    def only_what_is_there(self, link: Link | None) -> Link | None:
+        """The link for a plan that makes do with the host memory that is pinned by now."""
+        held = self.held_bytes
+        return link._replace(host_bytes=held) if link is not None and held else None
+
     def begun(self) -> HostMemory | None:
         """The way to the host, also if no plan has used it yet; None if there is none."""
         self.link(trusted=False)
@@ -98,19 +107,36 @@ class HostUse:
         if not self.speed.known:
             self._give_up("the first bytes could not be pinned")
 
+    def has(self, host_bytes: int) -> bool:
+        """Whether so much host memory is pinned. If not, that begins, and training goes on."""
+        if host_bytes <= self.held_bytes:
+            return True
+        assert self.memory is not None
+        if not self.memory.arena.slow:
+            return self.reserve(host_bytes)
+        self._awaited_bytes = max(self._awaited_bytes, min(host_bytes, self.limit_bytes))
+        with self._giving_up_if_refused():
+            self.memory.arena.prepare(self._awaited_bytes)
+        return False
+
     def reserve(self, host_bytes: int) -> bool:
-        """Have so much host memory ready; whether it is."""
+        """Have so much host memory ready, and wait for it; whether it is."""
         if not host_bytes:
             return True
         assert self.memory is not None
-        try:
+        with self._giving_up_if_refused():
             return self.memory.arena.reserve(host_bytes)
+        return False
+
+    @contextmanager
+    def _giving_up_if_refused(self) -> Iterator[None]:
+        try:
+            yield
         except PinningError as error:
             self._give_up(str(error))
-            return False
 
     def _give_up(self, problem: str) -> None:
-        asked, self.limit_bytes = self.limit_bytes, 0
+        asked, self.limit_bytes, self._awaited_bytes = self.limit_bytes, 0, 0
         self.version += 1
         warn(
             f"host memory cannot be used for activations ({problem}); up to {text_of(asked)} were "
@@ -124,6 +150,9 @@ class HostUse:
             times = self.memory.stream.times()
             self.stalled_seconds += times.stalled_seconds
             self.version += self.speed.learn(times)
+        if self._awaited_bytes and self.has(self._awaited_bytes):
+            self._awaited_bytes = 0
+            self.version += 1
 
     def close(self) -> None:
         """Give all host memory back."""
