@@ -5,18 +5,20 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
-from mimose.costs import Link, Option, Profile
+from mimose.costs import InputSize, Link, Option, Profile
 from mimose.errors import warn
-from mimose.memory import HostMemory, LinkSpeed, PinningError, host_limit
+from mimose.memory import Clock, HostMemory, LinkSpeed, PinningError, host_limit
 from mimose.planning import RecomputeAll
+from mimose.training.device_pace import DevicePace
 from mimose.units import text_of
 
-_LONG_RUN = 4_000_000
-"""Nanoseconds. On an H200, with layers of 18 ms (rows of 16,384 tokens), copies were hidden; rows
-of mostly 1,500 to 4,000 tokens, in proportion 2 to 5 ms a layer, gained nothing (BENCHMARKS.md)."""
+_LONG_RUN = 2_500_000
+"""Nanoseconds that a block's forward must take for its copies to be hidden behind others: queueing
+them takes the host about a millisecond."""
 _MOVING = frozenset(option for option in Option if option.moves)
 
 
@@ -39,6 +41,7 @@ class HostUse:
         self.version = 0
         """Changes with what plans should know of the link."""
         self.stalled_seconds = 0.0
+        self.pace = DevicePace(Clock(device))
         self._awaited_bytes = 0
         """What plans would like to have, while it is being pinned."""
         self._closed = False
@@ -61,13 +64,29 @@ class HostUse:
     def serves(self, profile: Profile, available_bytes: int) -> bool:
         """Whether a plan for this profile may gain by using the host.
 
-        Queueing the copies of a block takes the CPU milliseconds, which plans do not count. Blocks
-        that hardly run longer cannot hide it: for them the host is used only if nothing else fits.
+        Queueing the copies of a block takes the host time, which plans do not count, and how long
+        blocks really run must be known. Else the host is used only if nothing else fits.
         """
-        times = [run.nanoseconds for run in profile.runs if not run.fixed]
-        if self._device.type != "cuda" or not times or statistics.median(times) >= _LONG_RUN:
+        if self._device.type != "cuda":
+            return True
+        times, share = (
+            [run.nanoseconds for run in profile.runs if not run.fixed],
+            self.pace.of(profile),
+        )
+        if share is not None and times and statistics.median(times) * share >= _LONG_RUN:
             return True
         return not RecomputeAll().plan(profile, available_bytes).fits
+
+    def connected(self, profile: Profile, *, trusted: bool) -> Profile:
+        """The profile with the link to the host, and with the times of planned steps."""
+        share = self.pace.of(profile) or 1.0
+        if share < 1.0 and self._device.type == "cuda":
+            profile = profile.at_pace(share)
+        return replace(profile, link=self.link(trusted=trusted))
+
+    def wants_time_of(self, size: InputSize) -> bool:
+        """Whether to time the forward of a step that begins now, and moves nothing."""
+        return self.possible and self._device.type == "cuda" and self.pace.is_new(size)
 
     def link(self, *, trusted: bool) -> Link | None:
         """The link for a plan; None if it must do without.
@@ -150,6 +169,7 @@ class HostUse:
             times = self.memory.stream.times()
             self.stalled_seconds += times.stalled_seconds
             self.version += self.speed.learn(times)
+        self.version += self.pace.read()
         if self._awaited_bytes and self.has(self._awaited_bytes):
             self._awaited_bytes = 0
             self.version += 1

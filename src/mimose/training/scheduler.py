@@ -171,7 +171,7 @@ class Scheduler:
             return None
         profile = _as_run(prediction).in_step(self._conditions(setting, pattern, key))
         if self._may_use_host(setting, key, profile):
-            profile = replace(profile, link=setting.host.link(trusted=prediction.trusted))
+            profile = setting.host.connected(profile, trusted=prediction.trusted)
             key = key._replace(link=setting.host.version)  # the first to ask has measured it
         plan = self._plan(profile, key, prediction)
         if not setting.host.has(plan.host_bytes):
