@@ -46,6 +46,7 @@ RESULTS := benchmarks/results
 REPORTED := bench bench-scale8 bench-quick bench-t5 bench-compiled
 pages: setup
 	$(BIN)/python benchmarks/tables.py $(RESULTS)/*.json > $(RESULTS)/README.md
+	$(foreach file,$(wildcard $(RESULTS)/*-same_graph.json),$(BIN)/python benchmarks/field_page.py $(file);)
 	$(BIN)/mimose bench $(REPORTED:%=--report $(RESULTS)/2026-11-16-h200-%.jsonl) \
 		-o $(RESULTS)/bench --into BENCHMARKS.md
 	$(BIN)/python benchmarks/claims.py | grep 'NOT MADE' || true

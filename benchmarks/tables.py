@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from field_page import about as about_same_graph
+from field_page import least_memory
+
 
 def table(header: list[str], rows: list[list[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
@@ -482,6 +485,13 @@ def _calls_per_second(calls: int, pairs: list[dict[str, Any]]) -> str:
     return f"{calls / half[0]['seconds']:,.0f}" if half and half[0]["failure"] is None else ""
 
 
+def same_graph(result: dict[str, Any]) -> Iterator[str]:
+    yield "## Same graph, every planner\n"
+    yield f"{about_same_graph(result)}\n"
+    yield least_memory(result) + "\n"
+    yield "`docs/field.md` has the times by budget.\n"
+
+
 WRITERS = {
     "ablation": ablation,
     "allocator": allocator,
@@ -493,6 +503,7 @@ WRITERS = {
     "promise": promise,
     "trainer_sft": trainer_sft,
     "recompute_cost": recompute_cost,
+    "same_graph": same_graph,
     "planner_quality": planner_quality,
     "planning_cost": planning_cost,
     "step_cost": step_cost,
