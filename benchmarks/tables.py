@@ -421,11 +421,11 @@ def _outcome(run: dict[str, Any] | None) -> str:
 
 
 def operator_memory(result: dict[str, Any]) -> Iterator[str]:
-    yield "## Memory of operators (`operator_memory.py`)"
+    yield "## Memory of operators (`operator_memory.py`)\n"
     yield (
         f"{where(result)}. What a forward leaves in use at its end, by the class of the operators "
         "that made it, at the smallest and the largest of the sizes traced; and the least degree "
-        "of a polynomial of the input's size that is nowhere more than 1 % of the largest off."
+        "of a polynomial of the input's size that is nowhere more than 1 % of the largest off.\n"
     )
     rows = []
     for task, found in result["tasks"].items():
@@ -436,7 +436,7 @@ def operator_memory(result: dict[str, Any]) -> Iterator[str]:
             grows = "none" if degree is None else str(degree)
             rows.append([task, found["axis"], span, name, *(f"{n:.1f}" for n in ends), grows])
     header = ["task", "size", "from – to", "operators", "least, MiB", "most, MiB", "degree"]
-    yield table(header, rows)
+    yield table(header, rows) + "\n"
 
 
 def dtr_against_simrd(result: dict[str, Any]) -> Iterator[str]:

@@ -174,6 +174,7 @@ REFUSED = {
     "output format": (["-o", "page.pdf"], "must end in .html or .md"),
     "output folder": (["-o", "no/such/folder/page.md"], "there is no folder"),
     "time limit": (["--time-limit", "0"], "give a positive number"),
+    "no time limit": (["--time-limit", "nan"], "give a positive number"),
 }
 
 
