@@ -15,7 +15,7 @@ import pytest
 from mimose.bench.analysis import Sheet
 from mimose.bench.records import read
 from mimose.bench.report import BEGIN, END
-from mimose.bench.tables import page
+from mimose.bench.sections import page, short_page
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -109,12 +109,24 @@ def test_the_page_of_results_comes_of_the_raw_files() -> None:
     assert tables.page(RESULTS.glob("*.json")) + "\n" == (RESULTS / "README.md").read_text("utf-8")
 
 
-def test_the_tables_of_the_benchmark_come_of_the_raw_files() -> None:
+def sheets_of(text: str) -> list[Sheet]:
+    """Of the files that a page names, in its order."""
+    names = dict.fromkeys(re.findall(r"[\w.-]+\.jsonl", text.partition("\n\n## ")[0]))
+    assert names
+    return [Sheet(read(RESULTS / name)) for name in names]
+
+
+def test_the_ratios_and_goals_of_the_benchmark_come_of_the_raw_files() -> None:
     text = (ROOT / "BENCHMARKS.md").read_text("utf-8")
-    written = text.partition(BEGIN)[2].partition(END)[0]
-    names = dict.fromkeys(re.findall(r"results/bench/([\w-]+)/", written))
-    sheets = [Sheet(read(RESULTS / f"{name}.jsonl")) for name in names]
-    assert written.partition("\n## Figures")[0].strip() == "\n\n".join(page(sheets)).strip()
+    link, _, written = text.partition(BEGIN)[2].partition(END)[0].strip().partition("\n\n")
+    assert written == "\n\n".join(short_page(sheets_of(link)))
+
+
+def test_the_tables_of_the_benchmark_come_of_the_raw_files() -> None:
+    text = (RESULTS / "bench" / "README.md").read_text("utf-8")
+    tables = text[text.index("## Time and memory") : text.index("## Figures")].strip()
+    goals = text[text.rindex("## Goals") :].strip()
+    assert f"{tables}\n\n{goals}" == "\n\n".join(page(sheets_of(text)))
 
 
 def test_every_claim_in_prose_is_what_the_raw_files_say() -> None:
