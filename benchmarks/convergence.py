@@ -1,7 +1,7 @@
 """Does training under a budget converge as plain training does? (The paper's Fig. 15.)
 
     python benchmarks/convergence.py --out results.json
-    python benchmarks/convergence.py --out results.json --figure losses.png    # measures nothing
+    python benchmarks/convergence.py --figures      # draws the newest results; measures nothing
 
 A BERT-like encoder learns to tell the topic of texts that this script makes: a share of a text's
 words come from its topic's own, the others from all. Lengths are mixed, a batch is padded to its
@@ -39,6 +39,8 @@ import mimose
 from common import circumstances, parser_of, save
 from mimose.interception import find_blocks
 from mimose.memory import meter_for
+from raw_files import RESULTS, newest
+from tables_of_training import ends
 
 WAYS = ("plain", "torch-all", "mimose")
 RATES = (5e-5, 3e-5, 2e-5)
@@ -62,14 +64,12 @@ class Setting:
     longest: int = 320
     words: int = 4096
     topics: int = 4
-    words_of_topic: int = 64
-    share: float = 0.25
+    words_of_topic: int = 8
+    share: float = 0.3
     """Of a text's words that are its topic's."""
 
 
-SMALL = Setting(
-    width=64, layers=4, heads=4, batches=30, shortest=6, longest=40, words=512, words_of_topic=16
-)
+SMALL = Setting(width=64, layers=4, heads=4, batches=30, shortest=6, longest=40, words=512)
 """For a try on a CPU, with a rate of 1e-3."""
 
 
@@ -236,12 +236,6 @@ def summary(run: dict[str, Any]) -> str:
     return f"loss {first:.3f} to {last:.3f}, accuracy {run['accuracy']:.3f}"
 
 
-def ends(losses: list[float]) -> tuple[float, float]:
-    """The mean of the first and of the last twentieth."""
-    few = max(1, len(losses) // 20)
-    return statistics.fmean(losses[:few]), statistics.fmean(losses[-few:])
-
-
 def budget_of(plain: dict[str, Any], recomputed: dict[str, Any]) -> int:
     """What plain training exceeds on half of the steps, or what every plan needs."""
     median = math.ceil(statistics.median(plain["peaks"]))
@@ -294,18 +288,18 @@ def smooth(losses: list[float], few: int = 10) -> list[float]:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--figures"]:
+        for path in newest(RESULTS.glob("*-convergence.json")):
+            draw(json.loads(path.read_text()), path.with_suffix(".png"))
+        return
     parser = parser_of(__doc__)
     parser.add_argument("--rates", nargs="+", type=float, default=list(RATES))
     parser.add_argument("--small", action="store_true", help="a small model; for a CPU")
-    parser.add_argument("--figure", type=Path, help="only draw what --out holds")
     parser.add_argument("--job", type=json.loads, help="one run, in this process")
     options = parser.parse_args()
     if options.job:
         job = Job(**{**options.job, "setting": Setting(**options.job["setting"])})
         print(json.dumps(train(job)))
-        return
-    if options.figure:
-        draw(json.loads(options.out.read_text()), options.figure)
         return
     setting = SMALL if options.small else Setting()
     results = {

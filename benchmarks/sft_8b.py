@@ -163,7 +163,7 @@ class Runs:
         longest = course.longest
         budget = {"choices": TWO_OPTIONS}
         with mimose.auto_checkpoint(course.model, self.cap, **budget) as handle:
-            for tokens in (longest // 8, longest // 4, longest // 2, longest, longest):
+            for tokens in (longest // 8, longest // 3, longest // 2, longest):
                 with contextlib.suppress(torch.OutOfMemoryError):
                     course.step(tokens, 0)
                 course.clear()
