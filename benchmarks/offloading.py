@@ -103,7 +103,7 @@ class HostHooks:
     def pack(self, tensor: torch.Tensor) -> Any:
         own = tensor.untyped_storage().data_ptr() in self._own
         if own or tensor.nbytes < SMALL_BYTES or not _is_dense(tensor):
-            return tensor
+            return tensor.detach()  # a node that holds its own output would never go away
         for saved in self._stash:
             if saved.still_here is not None and _same(saved.still_here, tensor):
                 return saved
