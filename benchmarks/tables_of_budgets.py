@@ -157,27 +157,38 @@ def fragmentation(result: dict[str, Any]) -> Iterator[str]:
 
 def promise(result: dict[str, Any]) -> Iterator[str]:
     yield "## Does the budget hold?\n"
-    yield f"{where(result)}. `enforce=True`, `handle.retry`, expandable segments.\n"
-    rows = []
-    for name, case in result["cases"].items():
-        rows.append(
-            [
-                name,
-                f"{case['budget'] / 2**30:.2f}",
-                str(case["steps"]),
-                str(len(case["lost"])),
-                str(case["recoveries"]),
-                str(case.get("corrections", "–")),  # older versions corrected plans in mid-step
-                str(case.get("evictions", "–")),
-                str(case["observed_steps"]),
-                f"{case['held_over_budget']:.4f}",
-                f"{case['reserve_share']:.1%}",
-                str(case["allocator_retries"]),
-            ]
-        )
-    header = ["case", "budget, GiB", "steps", "lost", "recoveries", "corrections"]
-    header += ["evictions", "observed"]
-    yield table([*header, "most held / budget", "reserve", "allocator's retries"], rows) + "\n"
+    yield (
+        f"{where(result)}. `enforce=True`, `handle.retry`, expandable segments. Surprises: steps "
+        "that did not go as their plans expected. Grown: what the process takes, from the 100th "
+        "step of a run to its end, in the worst run.\n"
+    )
+    rows = [[name, *_promised(case)] for name, case in result["cases"].items()]
+    cases = result["cases"].values()
+    steps, lost = sum(case["steps"] for case in cases), sum(len(case["lost"]) for case in cases)
+    rows.append(["**all**", "", f"**{steps:,}**", f"**{lost}**", *[""] * 8])
+    header = ["case", "budget, GiB", "steps", "lost", "recoveries", "evictions", "surprises"]
+    header += ["observed", "most held / budget", "reserve", "allocator's retries", "grown"]
+    yield table(header, rows) + "\n"
     for name, case in result["cases"].items():
         for number, message in case["lost"]:
             yield f"Lost in {name}, step {number}: {message.split(' (')[0]}.\n"
+
+
+def _promised(case: dict[str, Any]) -> list[str]:
+    process = case.get("process")
+    grown = "–"
+    if process is not None:
+        grown = f"{process['grown_bytes'] / 2**20:.0f} MiB, {process['grown_objects']:,} objects"
+    return [
+        f"{case['budget'] / 2**30:.2f}",
+        str(case["steps"]),
+        str(len(case["lost"])),
+        str(case["recoveries"]),
+        str(case.get("evictions", "–")),
+        str(case.get("surprising_steps", "–")),
+        str(case["observed_steps"]),
+        f"{case['held_over_budget']:.4f}",
+        f"{case['reserve_share']:.1%}",
+        str(case["allocator_retries"]),
+        grown,
+    ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+import weakref
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import convergence
 import llama_lora
 import offloading
+import promise
 import sft_8b
+from promise_cases import CASES, OUTLIER_EVERY, Where
 
 TINY = replace(convergence.SMALL, layers=2, batches=6, longest=24)
 
@@ -89,6 +93,20 @@ def test_offloading_gives_the_gradients_of_plain_training(way: Any) -> None:
         assert same == loss
         assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
     assert slabs.taken_bytes > 0
+
+
+def test_a_step_without_a_backward_leaves_nothing_behind() -> None:
+    model = llama_lora.make(2, "cpu", **llama_lora.SMALL)
+    hooks = offloading.HostHooks(
+        offloading.Slabs(1 << 30, pinned=False), model, torch.device("cpu")
+    )
+    offloading.save_all(model.model.layers, hooks)
+    weight = weakref.ref(model.model.layers[0].self_attn.q_proj.down.weight)
+    loss = model(torch.arange(600)[None] % 100)
+    hooks.step_over()
+    del loss, model, hooks
+    gc.collect()
+    assert weight() is None
 
 
 def test_a_host_that_is_too_small_is_said_to_be() -> None:
@@ -167,3 +185,94 @@ def test_what_was_measured_otherwise_is_not_continued(tmp_path: Path) -> None:
     assert sft_8b.opened(options, header)["caps"] == {"24GB": {}}
     with pytest.raises(SystemExit, match="measured with layers 4, and here it is 8"):
         sft_8b.opened(options, {**header, "layers": 8})
+
+
+HEADER = {"benchmark": "promise", "source_tree": "a", "machine": "b", "torch": "c"}
+HERE = Where("cpu", small=True)
+
+
+def test_a_promise_is_kept_in_parts_of_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "promise.json"
+    for wanted in (12, 30):
+        parts = promise.Parts(path, HEADER, {"rows": wanted})
+        promise.measure(parts, HERE, float("inf"), slice_seconds=600)
+        assert parts.next_case() is None
+    case = json.loads(path.read_text())["cases"]["rows"]
+    assert [run["steps"] for run in case["runs"]] == [12, 18]
+    assert [run["seed"] for run in case["runs"]] == [1, 2]
+    assert case["steps"] == 30
+    assert case["lost"] == []
+    assert case["held_over_budget"] <= 1
+    assert case["observed_steps"] == sum(run["observed_steps"] for run in case["runs"])
+    assert case["runs_recomputed"] > 0
+    with pytest.raises(SystemExit, match="measured with torch c, and here it is d"):
+        promise.Parts(path, {**HEADER, "torch": "d"}, {"rows": 30})
+
+
+def test_the_case_with_the_least_of_its_steps_is_next(tmp_path: Path) -> None:
+    path = tmp_path / "promise.json"
+    cases = {"rows": {"steps": 50}, "outliers": {"steps": 30}}
+    path.write_text(json.dumps({**HEADER, "cases": cases}))
+    assert promise.Parts(path, HEADER, {"rows": 200, "outliers": 60}).next_case() == "rows"
+    assert promise.Parts(path, HEADER, {"rows": 60, "outliers": 60}).next_case() == "outliers"
+    assert promise.Parts(path, HEADER, {"rows": 50, "outliers": 30}).next_case() is None
+
+
+def test_lost_steps_are_numbered_through_all_runs_of_a_case() -> None:
+    run = dict.fromkeys(promise.ADDED, 0)
+    nothing = {"surprises": {"evicted": 1}, "held_over_budget": 0.9, "reserve_share": 0.03}
+    process = {"process": {"grown_bytes": 5, "grown_objects": 2}}
+    one = {**run, **nothing, **process, "steps": 100, "lost": [[7, "no"]]}
+    two = {**run, **nothing, **process, "steps": 100, "lost": [[3, "no"]]}
+    case = promise.together(1 << 30, [one, two])
+    assert case["lost"] == [[7, "no"], [103, "no"]]
+    assert case["surprises"] == {"evicted": 2}
+    assert case["process"] == {"grown_bytes": 5, "grown_objects": 2}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "detector"])
+def test_every_case_gives_losses_that_can_be_trained(name: str) -> None:
+    case = CASES[name]
+    torch.manual_seed(0)
+    model = case.make(HERE).train()
+    losses = [float(loss().detach()) for loss in case.losses(model, HERE, 3, 1)]
+    assert len(losses) == 3
+    assert all(abs(loss) < 1e4 for loss in losses)
+
+
+def test_every_so_often_a_batch_is_ten_times_as_long() -> None:
+    seen: list[int] = []
+
+    class Lengths(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+            seen.append(input_ids.shape[1])
+            return Namespace(loss=torch.zeros(()))
+
+    for loss in CASES["outliers"].losses(Lengths(), HERE, OUTLIER_EVERY + 1, 1):
+        loss()
+    assert seen[OUTLIER_EVERY - 1] == 10 * max(seen[: OUTLIER_EVERY - 1])
+    assert seen[OUTLIER_EVERY] < seen[OUTLIER_EVERY - 1] / 5
+
+
+def test_surprises_are_counted_by_step_and_kind() -> None:
+    from mimose.estimation import Surprise
+    from mimose.training import StepRecord
+
+    size = chain(run()).size
+    plain: dict[str, Any] = {
+        "size": size,
+        "plan": None,
+        "observed": False,
+        "predicted_peak_bytes": 100,
+        "real_peak_bytes": 100,
+        "peak_bytes": None,
+        "peak_held_bytes": None,
+        "reserve_bytes": 0,
+    }
+    counted = promise.Surprises()
+    counted.step_over(StepRecord(**plain))
+    counted.step_over(StepRecord(**{**plain, "real_peak_bytes": 104}))
+    both = frozenset({Surprise.EVICTED, Surprise.OUT_OF_MEMORY})
+    counted.step_over(StepRecord(**plain, evictions=2, surprises=both))
+    assert counted.steps == 2
+    assert counted.kinds == {"peak_higher": 1, "evicted": 1, "out_of_memory": 1}
