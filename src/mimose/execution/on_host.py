@@ -229,18 +229,19 @@ def _can_move(tensor: torch.Tensor, host: HostMemory) -> bool:
 def _move(slots: Sequence[_Slot], staying: Any, host: HostMemory) -> list[MovedStorage]:
     """Begin to move the storages of these slots but those that stay."""
     moving: dict[int, MovedStorage | None] = {}
-    for slot in slots:
-        storage = storage_of(slot.tensor)
-        assert storage is not None
-        key = storage._cdata
-        if key in staying:
-            continue
-        if key not in moving:
-            copy = host.copy(storage)
-            moving[key] = None if copy is None else MovedStorage(copy, storage)
-        moved = moving[key]
-        if moved is not None:
-            slot.move_with(moved)
+    with host.stream.together():
+        for slot in slots:
+            storage = storage_of(slot.tensor)
+            assert storage is not None
+            key = storage._cdata
+            if key in staying:
+                continue
+            if key not in moving:
+                copy = host.copy(storage)
+                moving[key] = None if copy is None else MovedStorage(copy, storage)
+            moved = moving[key]
+            if moved is not None:
+                slot.move_with(moved)
     return [moved for moved in moving.values() if moved is not None]
 
 

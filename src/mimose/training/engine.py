@@ -332,7 +332,7 @@ class Engine:
         decision = self._decide(whole, reading, around)
         step = self._step(decision, size, whole, reading)
         if by_itself:
-            step.when_forward_ends = self._look_for_holes  # type: ignore[method-assign]
+            step.after_forward.append(self._look_for_holes)
         planning_seconds = time.perf_counter() - began
         self._progress.step_starts(reading)
         self.events.step_starts(
@@ -440,7 +440,20 @@ class Engine:
         step.after_broken, self._now.after_broken = self._now.after_broken, False
         if collector is not None and (step.after_broken or self._caches_die):
             collector.spoil()  # memory of the last step dies in this one
+        if collector is None and transfers is None and step.trusted:
+            self._time_forward(step)
         return step
+
+    def _time_forward(self, step: Step) -> None:
+        """See, once for a size, how long its blocks take while nothing is observed."""
+        assert self.setting is not None
+        host = self.setting.host
+        if host.wants_time_of(step.expected):
+            prediction = self.scheduler.cost_model.predict(step.expected)
+            if prediction is not None:
+                step.after_forward.append(
+                    host.pace.timer_for(step.expected, prediction.profile).stop
+                )
 
     def _collector_for(self, size: InputSize) -> Collector:
         assert self.setting is not None

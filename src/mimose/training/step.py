@@ -76,6 +76,8 @@ class Step:
         self.surprises: set[Surprise] = set()
         self.after_broken = False
         """Whether memory of a step that broke off was still held at its start."""
+        self.after_forward: list[Callable[[], None]] = []
+        """Called when the last run that the plan knows has returned."""
         self.holes_seen = False
         """Whether memory lost between tensors was looked for after its forward."""
         self._trials: Trials | None = None
@@ -166,10 +168,8 @@ class Step:
             self._transfers.after_last_forward()
         if self.evictor is not None and self.collector is not None:
             self.collector.before_head()
-        self.when_forward_ends()
-
-    def when_forward_ends(self) -> None:
-        """Replaced where the model itself is not called."""
+        for call in self.after_forward:
+            call()
 
     @property
     def forward_is_over(self) -> bool:

@@ -27,10 +27,6 @@ class StepReadings:
         self._meter.reset_peak()
         return reading
 
-    def in_use_now(self) -> int:
-        """What is in use; the stretch goes on."""
-        return self._meter.read().in_use
-
     def drop_peak(self) -> None:
         """What has peaked since the last reading does not count."""
         self._meter.reset_peak()

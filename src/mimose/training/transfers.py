@@ -94,8 +94,10 @@ class StepTransfers:
     def _fetch(self, position: int) -> None:
         moved = self._moved.pop(position, None)
         if moved is not None:
-            for one in moved.alive():
-                one.fetch()
+            assert self.host is not None
+            with self.host.stream.together():
+                for one in moved.alive():
+                    one.fetch()
             if self._collector is not None:
                 self._collector.input_is_back(moved.away_bytes)
 
