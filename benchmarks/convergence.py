@@ -146,6 +146,7 @@ def train(job: Job) -> dict[str, Any]:
     """One run, from the first step to the held-out accuracy."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.use_deterministic_algorithms(job.deterministic)
+    torch.set_float32_matmul_precision("high")  # TF32, as in `mimose bench`
     meter = meter_for(torch.device(device))
     model = encoder(job.setting, device)
     handle = None
@@ -245,7 +246,7 @@ def budget_of(plain: dict[str, Any], recomputed: dict[str, Any]) -> int:
 def compare(setting: Setting, rates: list[float], default_rate: float) -> dict[str, Any]:
     """All runs: first those that need no budget, then mimose's."""
     cases = [(rate, True) for rate in rates] + [(default_rate, False)]
-    with ThreadPoolExecutor(6 if torch.cuda.is_available() else 1) as pool:
+    with ThreadPoolExecutor(8 if torch.cuda.is_available() else 1) as pool:
         others = [Job(way, *case, setting) for case in cases for way in WAYS[:2]]
         runs = list(pool.map(in_process, others))
         budget = budget_of(runs[0], runs[1])
@@ -268,12 +269,12 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure, axes = pyplot.subplots(
         1, len(kinds), figsize=(3.2 * len(kinds), 3), sharey=True, squeeze=False
     )
-    styles = {"plain": ("-", 3.5), "torch-all": ("--", 2.0), "mimose": (":", 2.0)}
+    styles = {"plain": ("lightgray", 6.0), "torch-all": ("tab:blue", 3.0), "mimose": ("black", 0.8)}
     for axis, kind in zip(axes[0], kinds, strict=True):
         for run in result["runs"]:
             if (run["rate"], run["deterministic"]) == kind:
-                style, width = styles[run["way"]]
-                axis.plot(smooth(run["losses"]), style, linewidth=width, label=run["way"])
+                colour, width = styles[run["way"]]
+                axis.plot(smooth(run["losses"]), color=colour, linewidth=width, label=run["way"])
         algorithms = "deterministic" if kind[1] else "PyTorch's default"
         axis.set_title(f"rate {kind[0]:g}, {algorithms}", fontsize=9)
         axis.set_xlabel("step")

@@ -13,6 +13,13 @@ from mimose.bench.records import read
 from raw_files import age, latest, loaded
 from tables_of_training import ends, largest_difference, plain_of, time_over
 
+RIVALS = {
+    "torch-all": "recomputing everything",
+    "inputs-on-host": "the same from inputs on the host",
+    "all-on-host": "saving everything on the host",
+    "mimose-two-options": "mimose without the host",
+    "oracle": "the oracle",
+}
 TASKS = "BERT, RoBERTa and XLNet on four tasks with real text lengths"
 
 
@@ -121,7 +128,7 @@ def _surprises() -> Iterator[Row]:
     held = max(case["held_over_budget"] for case in cases)
     yield Row(
         "With surprises?",
-        f"{steps:,} steps of {len(cases)} runs under a hard limit with `handle.retry`: layers "
+        f"{steps:,} steps of {len(cases)} models under a hard limit with `handle.retry`: layers "
         "unfrozen and autocast switched on in mid-run, memory that depends on content, detectors",
         f"{none_or(lost)} step lost, {again} run again, at most {held:.3f} of the budget held",
         result["commit"][:7],
@@ -208,22 +215,21 @@ def _fine_tuning() -> Iterator[Row]:
     if result is None:
         return
     parts = []
+    longest = ", ".join(
+        f"up to {case['longest']:,} tokens at {cap}" for cap, case in result["caps"].items()
+    )
     for cap, case in result["caps"].items():
         runs = {name: run for name, run in case["runs"].items() if "missing" not in run}
         ours = runs["mimose"]
         lost = sum("failure" in row for row in (*ours["rows"], ours["longest"]))
-        over = {
-            name: time_over(ours, runs[name])
-            for name in ("torch-all", "mimose-two-options", "all-on-host")
-            if name in runs
-        }
-        shown = " and ".join(f"{o:.2f} of {n}" for n, o in over.items() if o is not None)
-        parts.append(f"{cap}: {shown}, {none_or(lost)} out-of-memory")
+        over = {name: time_over(ours, runs[name]) for name in RIVALS if name in runs}
+        shown = ", ".join(f"{o:.2f} of {RIVALS[n]}" for n, o in over.items() if o is not None)
+        parts.append(f"{cap}: {shown}; {none_or(lost)} out-of-memory")
     yield Row(
         "On the workload of today?",
         f"{result['layers']} layers like Llama 8B's with LoRA in bf16, rows with the spread of "
-        "instruction lengths, up to 8,192 tokens at 24 GB and 32,768 at 40 and 80 GB",
-        "; ".join(parts),
+        f"instruction lengths, {longest}",
+        ". ".join(parts),
         result["commit"][:7],
         "sft_8b",
     )

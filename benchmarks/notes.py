@@ -62,9 +62,10 @@ def _promise(result: Result) -> tuple[str, str]:
     if all("surprising_steps" in case for case in cases.values()):
         surprising = sum(case["surprising_steps"] for case in cases.values())
         text += f" {surprising:,} steps did not go as their plans expected."
-    grown = [case["process"]["grown_bytes"] for case in cases.values() if "process" in case]
+    processes = [case["process"] for case in cases.values() if "process" in case]
+    grown = [p["grown_bytes"] for p in processes if p["grown_bytes"] is not None]
     if grown:
-        text += f" The process's memory grew by at most {max(grown) / 2**20:.0f} MiB in a case."
+        text += f" The process's memory grew by at most {max(grown) / 2**20:.0f} MiB in a run."
     return "Surprises", text
 
 

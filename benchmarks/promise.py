@@ -82,7 +82,7 @@ class Process:
     def told(self) -> dict[str, Any]:
         """All looks, and what was added from the first to the last."""
         if len(self.looks) < 2:
-            return {"looks": self.looks, "grown_bytes": 0, "grown_objects": 0}
+            return {"looks": self.looks, "grown_bytes": None, "grown_objects": None}
         (_, *first), (_, *last) = self.looks[0], self.looks[-1]
         return {
             "looks": self.looks,
@@ -221,7 +221,7 @@ def together(budget: int, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "held_over_budget": max((run["held_over_budget"] for run in runs), default=0.0),
         "reserve_share": runs[-1]["reserve_share"] if runs else 0.0,
         "process": {
-            name: max((run["process"][name] for run in runs), default=0)
+            name: max((run["process"][name] for run in runs if known(run, name)), default=None)
             for name in ("grown_bytes", "grown_objects")
         },
         "runs": runs,
@@ -234,6 +234,11 @@ def can_run(name: str, case: Case) -> bool:
     if missing:
         print(f"{name} is left out: {', '.join(missing)} is not installed", flush=True)
     return not missing
+
+
+def known(run: dict[str, Any], name: str) -> bool:
+    """Whether a run was long enough to tell by how much the process grew."""
+    return run["process"][name] is not None
 
 
 class Parts:

@@ -177,7 +177,7 @@ def promise(result: dict[str, Any]) -> Iterator[str]:
 def _promised(case: dict[str, Any]) -> list[str]:
     process = case.get("process")
     grown = "–"
-    if process is not None:
+    if process is not None and process["grown_bytes"] is not None:
         grown = f"{process['grown_bytes'] / 2**20:.0f} MiB, {process['grown_objects']:,} objects"
     return [
         f"{case['budget'] / 2**30:.2f}",

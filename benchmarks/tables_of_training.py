@@ -24,7 +24,7 @@ def convergence(result: dict[str, Any]) -> Iterator[str]:
         "first and of the last twentieth of the steps.\n"
     )
     rows = []
-    for run in result["runs"]:
+    for run in sorted(result["runs"], key=lambda run: (-run["deterministic"], -run["rate"])):
         plain = plain_of(result, run)
         first, last = ends(run["losses"])
         rows.append(
@@ -79,7 +79,7 @@ def sft_8b(result: dict[str, Any]) -> Iterator[str]:
         for name, run in case["runs"].items():
             rows.append([*_cap(cap, case), name, *_cells(case, run)])
     header = ["cap", "rows, tokens", "contestant", "seconds", "× torch-all", "longest, s"]
-    header += ["failed of all rows", "most held / cap", "recomputed", "moved, GiB"]
+    header += ["failed of all rows", "most held / cap", "recomputed when planned", "moved, GiB"]
     yield table([*header, "largest loss difference from torch-all"], rows) + "\n"
 
 

@@ -23,9 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import convergence
 import llama_lora
+import measured
 import offloading
 import promise
 import sft_8b
+import tables_of_training
 from promise_cases import CASES, OUTLIER_EVERY, Where
 
 TINY = replace(convergence.SMALL, layers=2, batches=6, longest=24)
@@ -175,6 +177,48 @@ def test_every_contestant_stays_under_the_cap(compared: tuple[Path, dict[str, An
     assert runs["mimose"]["recomputed"] < 1
     assert runs["all-on-host"]["host_bytes"] > 0
     assert runs["oracle"]["observed_steps"] <= runs["mimose"]["observed_steps"]
+
+
+AROUND = {
+    "machine": "m",
+    "torch": "t",
+    "transformers": "h",
+    "python": "p",
+    "date": "d",
+    "commit": "c" * 40,
+    "layers": 4,
+}
+
+
+def test_the_tables_of_caps_have_a_row_for_every_contestant(
+    compared: tuple[Path, dict[str, Any]],
+) -> None:
+    (table,) = (t for t in tables_of_training.sft_8b({**AROUND, **compared[1]}) if t[0] == "|")
+    rows = [line.split(" | ") for line in table.strip().splitlines()[2:]]
+    assert [row[2] for row in rows] == list(sft_8b.CONTESTANTS)
+    assert rows[0][4] == "1.000"  # torch-all over itself
+    assert len({len(row) for row in rows}) == 1
+
+
+def test_time_is_compared_on_rows_that_both_finished() -> None:
+    one = {"rows": [{"seconds": 1.0}, {"seconds": 9.0}, {"failure": "out of memory"}]}
+    other = {"rows": [{"seconds": 2.0}, {"failure": "out of memory"}, {"seconds": 5.0}]}
+    assert tables_of_training.time_over(one, other) == 0.5
+    nothing = {"rows": [{"failure": "out of memory"}] * 3}
+    assert tables_of_training.time_over(one, nothing) is None
+
+
+def test_the_table_of_measured_results_has_a_row_for_what_is_in_the_files(
+    compared: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: dict[str, Any] = {"h200-sft_8b": {**AROUND, **compared[1]}}
+    monkeypatch.setattr(measured, "loaded", files.get)
+    monkeypatch.setattr(measured, "sheet", files.get)
+    (row,) = measured.rows()
+    assert row.question == "On the workload of today?"
+    assert "up to 256 tokens at 24GB" in row.run
+    assert "of recomputing everything" in row.result
+    assert "no out-of-memory" in row.result
 
 
 def test_what_was_measured_otherwise_is_not_continued(tmp_path: Path) -> None:
