@@ -46,6 +46,7 @@ docs: setup
 RESULTS := benchmarks/results
 pages: setup
 	$(BIN)/python benchmarks/tables.py
+	$(foreach file,$(wildcard $(RESULTS)/*-same_graph.json),$(BIN)/python benchmarks/field_page.py $(file);)
 	$(BIN)/mimose bench $$($(BIN)/python benchmarks/raw_files.py bench) \
 		-o $(RESULTS)/bench --into BENCHMARKS.md > /dev/null
 	$(BIN)/python benchmarks/convergence.py --figures

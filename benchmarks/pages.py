@@ -14,6 +14,7 @@ from typing import NamedTuple
 import measured
 import notes
 import notes_of_bench
+from mimose.bench.report import fill
 from raw_files import ROOT
 
 
@@ -38,12 +39,7 @@ class Block(NamedTuple):
         return text.partition(begin)[2].partition(end)[0].strip()
 
     def fill(self) -> None:
-        self.written()  # or there is no place for it
-        begin, end = self.marks
-        text = (ROOT / self.page).read_text("utf-8")
-        before, after = text.partition(begin)[0], text.partition(end)[2]
-        whole = f"{before}{begin}\n\n{self.make()}\n\n{end}{after}"
-        (ROOT / self.page).write_text(whole, "utf-8")
+        fill(ROOT / self.page, self.make(), *self.marks)
 
 
 BLOCKS = (

@@ -28,6 +28,7 @@ MEASURED = {
     "planning_cost": ("costs", "estimation", "planning", "training"),
     "dtr_against_simrd": ("comparison",),
     "operator_memory": ("comparison", "bench"),
+    "same_graph": ("costs", "planning", "comparison"),
     "bench": (*TRAINING, "bench"),
 }
 """By benchmark, where that is not just the code that trains."""

@@ -51,6 +51,7 @@ WRITERS: dict[str, Writer] = {
     "planning_cost": costs.planning_cost,
     "promise": budgets.promise,
     "recompute_cost": costs.recompute_cost,
+    "same_graph": field.same_graph,
     "sft_8b": training.sft_8b,
     "sft_8b_fixed": training.sft_8b_fixed,
     "step_cost": costs.step_cost,

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from field_page import about as about_same_graph
+from field_page import least_memory
 from mimose.bench.markdown import table
 from writing import where
 
 
 def operator_memory(result: dict[str, Any]) -> Iterator[str]:
-    yield "## Memory of operators (`operator_memory.py`)"
+    yield "## Memory of operators (`operator_memory.py`)\n"
     yield (
         f"{where(result)}. What a forward leaves in use at its end, by the class of the operators "
         "that made it, at the smallest and the largest of the sizes traced; and the least degree "
-        "of a polynomial of the input's size that is nowhere more than 1 % of the largest off."
+        "of a polynomial of the input's size that is nowhere more than 1 % of the largest off.\n"
     )
     rows = []
     for task, found in result["tasks"].items():
@@ -25,7 +27,7 @@ def operator_memory(result: dict[str, Any]) -> Iterator[str]:
             grows = "none" if degree is None else str(degree)
             rows.append([task, found["axis"], span, name, *(f"{n:.1f}" for n in ends), grows])
     header = ["task", "size", "from – to", "operators", "least, MiB", "most, MiB", "degree"]
-    yield table(header, rows)
+    yield table(header, rows) + "\n"
 
 
 def dtr_against_simrd(result: dict[str, Any]) -> Iterator[str]:
@@ -72,3 +74,10 @@ def _end(run: dict[str, Any]) -> str:
 def _calls_per_second(calls: int, pairs: list[dict[str, Any]]) -> str:
     half = [pair["mimose"] for pair in pairs if pair["simrd"]["share"] == 0.5]
     return f"{calls / half[0]['seconds']:,.0f}" if half and half[0]["failure"] is None else ""
+
+
+def same_graph(result: dict[str, Any]) -> Iterator[str]:
+    yield "## Same graph, every planner\n"
+    yield f"{about_same_graph(result)}\n"
+    yield least_memory(result) + "\n"
+    yield "`docs/field.md` has the times by budget.\n"

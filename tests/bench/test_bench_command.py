@@ -81,6 +81,16 @@ def test_the_same_command_measures_nothing_again(measured: Path) -> None:
     assert measured.read_bytes() == before
 
 
+def test_tables_can_be_left_for_later(measured: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(measured.read_bytes())
+    who = "plain,torch-all,static,greedy+shuttle,mimose,oracle"
+    result = bench(*QUICKLY, "--contestants", who, "--rounds", 2, "--no-tables", "--out", path)
+    assert result.exit_code == 0, result.output
+    assert list(tmp_path.iterdir()) == [path]
+    assert result.stdout.strip().startswith("task")  # the terminal's table needs no matplotlib
+
+
 def test_tables_and_figures_come_of_a_finished_file(measured: Path) -> None:
     page = (measured.with_suffix("") / "README.md").read_text()
     headings = ("Against the others", "Everybody", "What deciding costs", "Estimators")

@@ -64,6 +64,9 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="two tasks, one budget")] = False,
     full: Annotated[bool, typer.Option("--full", help="everything, 300 steps a run")] = False,
     estimators: Annotated[bool, typer.Option(help="compare estimators, too")] = True,
+    tables: Annotated[
+        bool, typer.Option(help="write tables and figures in the end; --report does it later")
+    ] = True,
     time_limit: Annotated[
         float | None, typer.Option(help="stop between runs after so many seconds")
     ] = None,
@@ -108,7 +111,8 @@ def bench(
             asked = Asked(tight=preset.tight)
         if precision not in (None, *PRECISIONS):
             raise BenchError(f"--precision {precision}: it is {', '.join(PRECISIONS)}")
-        for package in ("transformers", "matplotlib", *(("sklearn",) if estimators else ())):
+        extras = {"matplotlib": tables, "sklearn": estimators}
+        for package in ("transformers", *(name for name, wanted in extras.items() if wanted)):
             need(package)  # before anything is measured, not after
         chosen = tuple(map(task_named, _split(tasks) or preset.tasks))
         for package in {package for task in chosen for package in task.needs}:
@@ -134,7 +138,7 @@ def bench(
             code=Code.of(around),
         )
         _measure(program, {**around, "conditions": program.conditions.to_plain()}, out, time_limit)
-        _report([out], folder)
+        _report([out], folder if tables else None)
     except (ArgumentError, BenchError) as error:
         _say(f"mimose bench: {error}")
         raise typer.Exit(2) from None
@@ -167,9 +171,9 @@ def _measure(program: Program, header: dict[str, Any], out: Path, time_limit: fl
         raise typer.Exit(0)
 
 
-def _report(files: list[Path], folder: Path, into: Path | None = None) -> None:
-    """Write the pages; end with the table that most people look for."""
-    _say(f"written: {write_report(files, folder, into)}")
+def _report(files: list[Path], folder: Path | None, into: Path | None = None) -> None:
+    """Write the pages, if there is a folder; end with the table that most people look for."""
+    _say(f"written: {write_report(files, folder, into) if folder else files[0]}")
     print(f"\n{terminal_tables(files)}", flush=True)
 
 

@@ -12,6 +12,8 @@ import gc
 import math
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,6 +35,8 @@ class Steps:
     peak_bytes: list[int] = field(default_factory=list)
     held_bytes: list[int] = field(default_factory=list)
     predicted_bytes: list[int | None] = field(default_factory=list)
+    bounded_bytes: list[int | None] = field(default_factory=list)
+    """Empty in older files."""
     real_bytes: list[int | None] = field(default_factory=list)
     recomputed: list[int | None] = field(default_factory=list)
     observed: list[bool] = field(default_factory=list)
@@ -92,8 +96,7 @@ def _timed(
     if contestant.capped:
         assert match.budget_bytes is not None
         trainee.meter.limit(match.budget_bytes - spare_bytes(match.budget_bytes, trainee.meter))
-    gc.freeze()  # or a search for garbage among all of torch's objects hits somebody by chance
-    try:
+    with _frozen():
         if baton is not None:
             baton.pass_on()
         watch.start()
@@ -104,10 +107,24 @@ def _timed(
                 watch.start()
             lap.step(shape, number)
         watch.stop()
-    finally:
-        gc.unfreeze()
     trainee.meter.limit(None)
     return watch.seconds, lap.finished()
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Or a search for garbage among all of torch's objects hits somebody by chance.
+
+    A program that has frozen its objects itself keeps them frozen.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class _Watch:
@@ -164,6 +181,7 @@ class _Lap:
         steps.peak_bytes.append(peak)
         steps.held_bytes.append(held)
         steps.predicted_bytes.append(note.predicted_bytes)
+        steps.bounded_bytes.append(note.bounded_bytes)
         steps.real_bytes.append(note.real_bytes)
         steps.recomputed.append(note.recomputed)
         steps.observed.append(note.observed)

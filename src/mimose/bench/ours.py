@@ -81,10 +81,12 @@ class _Mimose(Contestant):
         if record is None:
             return StepNote()
         runs = len(self.match.survey.observations[0].pattern)
+        told = record.predicted_peak_bytes
         return StepNote(
             recomputed=runs if record.plan is None else record.plan.recomputed,
             observed=record.observed,
-            predicted_bytes=None if record.is_bound else record.predicted_peak_bytes,
+            predicted_bytes=None if record.is_bound else told,
+            bounded_bytes=told if record.is_bound else None,
             real_bytes=None if record.observed else record.real_peak_bytes,
             peak_bytes=record.peak_bytes or 0,
             held_bytes=record.peak_held_bytes or 0,

@@ -32,7 +32,7 @@ def write_report(files: Sequence[Path], folder: Path, into: Path | None = None) 
     written.write_text(f"# Results of `mimose bench`\n\nFrom {names}.\n\n{text}\n", "utf-8")
     if into is not None:
         link = f"All tables and figures: [{names}]({os.path.relpath(written, into.parent)})."
-        _fill(into, "\n\n".join([link, *short_page(sheets)]))
+        fill(into, "\n\n".join([link, *short_page(sheets)]))
     return written
 
 
@@ -48,18 +48,19 @@ def _figures(drawn: Sequence[tuple[str, list[tuple[str, str]]]]) -> Iterator[str
             yield f"![{caption}]({stem}/{name})\n\n{stem}: {caption}."
 
 
-def _marked(path: Path) -> str:
+def _marked(path: Path, begin: str = BEGIN, end: str = END) -> str:
     """The text of a page that has a place for results."""
     try:
         text = path.read_text("utf-8")
     except OSError as error:
         raise BenchError(f"--into {path} cannot be read: {error.strerror}") from None
-    if BEGIN not in text or END not in text:
-        raise BenchError(f"{path} has no lines {BEGIN} and {END} to write between")
+    if begin not in text or end not in text:
+        raise BenchError(f"{path} has no lines {begin} and {end} to write between")
     return text
 
 
-def _fill(path: Path, text: str) -> None:
-    before, _, rest = _marked(path).partition(BEGIN)
-    after = rest.partition(END)[2]
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", "utf-8")
+def fill(path: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
+    """Write a text between the marks of a page."""
+    before, _, rest = _marked(path, begin, end).partition(begin)
+    after = rest.partition(end)[2]
+    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", "utf-8")

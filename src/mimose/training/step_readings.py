@@ -20,11 +20,10 @@ class StepReadings:
     def read(self) -> Reading:
         """What is in use, and the peak since this was last asked."""
         self._borrowed = []  # they are in the peak, but what is in use is read without them
-        reading = self._meter.read()
+        reading = self._meter.read_and_reset()
         self.peak = max(self.peak, reading.peak)
         self.peak_held = max(self.peak_held, reading.peak_held)
         self._held_now = reading.held
-        self._meter.reset_peak()
         return reading
 
     def drop_peak(self) -> None:
