@@ -565,6 +565,7 @@ class Engine:
         now.forget_step()
         now.after_broken, now.forward_failed = True, False
         self.events.memory_ran_out()
+        self.events.step_retried()
         # One that is over is not the one that failed: that never got to its first block.
         failed = step if step is not None and not step.over else None
         if self.setting is not None:
