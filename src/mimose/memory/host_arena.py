@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +21,10 @@ import torch
 _ALIGNMENT = 512
 _SMALLEST_PIECE = 32 << 20
 """Pinning less than this at a time costs more calls than it saves memory."""
-_LARGEST_PIECE = 256 << 20
-"""Pinned at a time in the background: what is there can be used while more is on its way."""
+_PAUSE = 3.0
+"""How long pinning in the background rests after each piece, as a multiple of the time that this
+took. While CUDA pins memory it launches no kernels: an H200's host took 35 ms for a small piece,
+which the device's queue covers if it comes seldom enough."""
 
 
 class PinningError(Exception):
@@ -86,7 +89,8 @@ class HostArena:
             self._growth = None
             growth.raise_problem()
         if self.held_bytes < nbytes <= self.limit_bytes:
-            self._growth = _Growth(self._segments, self._missing_pieces(nbytes), self._pinned)
+            pieces = _pieces(self._missing(nbytes), _SMALLEST_PIECE)
+            self._growth = _Growth(self._segments, list(pieces), self._pinned)
             self._growth.start()
 
     def reserve(self, nbytes: int) -> bool:
@@ -98,17 +102,19 @@ class HostArena:
             return False
         self._finish_growing()
         if nbytes > self.held_bytes:
-            for size in self._missing_pieces(nbytes):
+            for size in _pieces(self._missing(nbytes)):
                 self._segments.append(_Segment(size, pinned=self._pinned))
         return True
 
-    def _missing_pieces(self, nbytes: int) -> list[int]:
-        more = nbytes + nbytes // 8 - self.held_bytes  # the next plan often needs a little more
-        return list(_pieces(min(more, self.limit_bytes - self.held_bytes)))
+    def _missing(self, nbytes: int) -> int:
+        """What it takes to have so many bytes, and some more: the next plan often needs a little
+        more."""
+        return min(nbytes + nbytes // 8, self.limit_bytes) - self.held_bytes
 
     def _finish_growing(self) -> None:
         growth, self._growth = self._growth, None
         if growth is not None:
+            growth.hurry()
             growth.join()
 
     def take(self, nbytes: int) -> HostRange | None:
@@ -169,6 +175,7 @@ class _Growth(threading.Thread):
         self._segments, self._pieces, self._pinned = segments, pieces, pinned
         self._device = torch.cuda.current_device() if pinned else None  # each thread has its own
         self._stopped = False
+        self._awaited = threading.Event()
         self._problem: PinningError | None = None
 
     def run(self) -> None:
@@ -177,11 +184,17 @@ class _Growth(threading.Thread):
         for size in self._pieces:
             if self._stopped:
                 return
+            began = time.monotonic()
             try:
                 self._segments.append(_Segment(size, pinned=self._pinned))
             except PinningError as problem:
                 self._problem = problem
                 return
+            self._awaited.wait(_PAUSE * (time.monotonic() - began))
+
+    def hurry(self) -> None:
+        """Rest no longer: someone waits."""
+        self._awaited.set()
 
     def stop(self) -> None:
         """Add no more than the piece that is being pinned."""
@@ -268,10 +281,10 @@ class _Segment:
             self._free = _joined(self._free)
 
 
-def _pieces(nbytes: int) -> Iterator[int]:
+def _pieces(nbytes: int, largest: int = 1 << 62) -> Iterator[int]:
     """Powers of two that add up to so many bytes, or hardly more; the rest in one piece."""
     while nbytes >= _SMALLEST_PIECE:
-        size = min(1 << (nbytes.bit_length() - 1), _LARGEST_PIECE)
+        size = min(1 << (nbytes.bit_length() - 1), largest)
         yield size
         nbytes -= size
     if nbytes > 0:
