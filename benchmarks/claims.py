@@ -101,6 +101,12 @@ def _transfers() -> Iterator[Claim]:
         f"{medians[96]['slowest']:.0f} ms (`benchmarks/results/README.md`, commit "
         f"{result['commit'][:7]})",
     )
+    short = result["quality_of_short_steps"].values()
+    yield Claim(
+        HOW_IT_WORKS,
+        f"for steps of 100 ms, {sum(row['over_2_percent'] for row in short)} of "
+        f"{sum(row['plans'] for row in short):,} plans took more than 2 % longer than the best",
+    )
 
 
 def paragraphs(page: str) -> Iterator[str]:

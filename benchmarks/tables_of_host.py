@@ -13,8 +13,9 @@ def transfers_quality(result: dict[str, Any]) -> Iterator[str]:
     yield "## Plans with transfers, against brute force\n"
     yield (
         f"{where(result)}. By how much a planned step takes longer than with the best of all plans "
-        "of four options, on drawn costs, links and budgets.\n"
+        "of four options, on drawn costs, links and budgets; steps of a second, or of 100 ms.\n"
     )
+    short = {f"{name}, 100 ms": row for name, row in result["quality_of_short_steps"].items()}
     rows = [
         [
             name,
@@ -25,7 +26,7 @@ def transfers_quality(result: dict[str, Any]) -> Iterator[str]:
             f"{row['mean_without_link']:.1%}",
             str(row["only_with_link"]),
         ]
-        for name, row in result["quality"].items()
+        for name, row in {**result["quality"], **short}.items()
     ]
     header = ["blocks", "plans", "mean", "largest", "over 2 %", "mean without a link"]
     yield table([*header, "fit only with a link"], rows) + "\n"
