@@ -22,8 +22,10 @@ from loops import (
     bert,
     between,
     counted,
+    decisive,
     labelled,
     lengths,
+    once,
     peak_of_plain,
     peak_of_recomputing,
     task,
@@ -35,6 +37,7 @@ from loops import (
 from mimose.estimation.cost_model import CostModel
 from mimose.memory.meters import CpuMeter
 from mimose.memory.reserve import PageReserve
+from mimose.reporting import Stats
 from parts import Assembled, Counted
 
 
@@ -153,7 +156,7 @@ def test_later_backwards_through_one_graph_stay_within_the_budget() -> None:
     peaks = []
     for planner in ("keep_all", "recompute_all"):
         with mimose.auto_checkpoint(model, "1GiB", planner=planner), counted() as counter:
-            for batch in batches:
+            for batch in decisive(batches):
                 a_gradient_for_each_loss(model, batch)
             peaks.append(counter.peak)
     budget = between(peaks[1], peaks[0], 0.5)
@@ -599,14 +602,19 @@ class StochasticDepth(models.Encoder):
         return self.head(x.mean(1))
 
 
+@once
+def stats_of_stochastic_depth() -> Stats:
+    texts_of_one_length = texts([60] * 40)
+    handle = assert_trains_as_plain(StochasticDepth(), texts_of_one_length, predictions=False)
+    return handle.stats()
+
+
 def test_blocks_that_are_skipped_in_some_steps_change_nothing() -> None:
-    handle = assert_trains_as_plain(StochasticDepth(), texts([60] * 40), predictions=False)
-    assert handle.stats().planned_steps > 10
+    assert stats_of_stochastic_depth().planned_steps > 10
 
 
 def test_steps_with_more_runs_than_any_before_are_observed_in_their_turn() -> None:
-    handle = assert_trains_as_plain(StochasticDepth(), texts([60] * 40), predictions=False)
-    plan = handle.stats().last_plan
+    plan = stats_of_stochastic_depth().last_plan
     assert plan is not None
     assert len(plan.choices) == 3
 
