@@ -13,6 +13,8 @@ from typing import Any
 
 from field_page import about as about_same_graph
 from field_page import least_memory
+from tables_of_content import content
+from writing import span, where
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -27,22 +29,6 @@ Made by `benchmarks/tables.py` from the JSON files beside this page. Figures hol
 that are named; `git diff COMMIT -- src/mimose` shows what has changed since. In files without
 `source_tree` the commit was typed in by hand and not checked.
 """
-
-
-def where(result: dict[str, Any]) -> str:
-    dirty = " (dirty)" if result.get("tree_state") == "dirty" else ""
-    shared = ", beside other runs on the same device" if result.get("shared_device") else ""
-    return (
-        f"{result['machine']}, torch {result['torch']}, transformers {result['transformers']}, "
-        f"Python {result['python']}, commit {result['commit'][:7]}{dirty}, "
-        f"{result['date']}{shared}"
-    )
-
-
-def span(spread: dict[str, float], scale: float = 1.0, digits: int = 1) -> str:
-    """Median, with the quartiles in brackets."""
-    low, middle, high = (spread[name] * scale for name in ("q1", "median", "q3"))
-    return f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
 
 
 def recompute_cost(result: dict[str, Any]) -> Iterator[str]:
@@ -495,6 +481,7 @@ def same_graph(result: dict[str, Any]) -> Iterator[str]:
 WRITERS = {
     "ablation": ablation,
     "allocator": allocator,
+    "content": content,
     "operator_memory": operator_memory,
     "dtr_against_simrd": dtr_against_simrd,
     "first_steps": first_steps,
