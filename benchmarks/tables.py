@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tables_of_budgets as budgets
+import tables_of_content as content
 import tables_of_costs as costs
 import tables_of_field as field
 import tables_of_host as host
@@ -41,6 +42,7 @@ Writer = Callable[[dict[str, Any]], Iterator[str]]
 WRITERS: dict[str, Writer] = {
     "ablation": costs.ablation,
     "allocator": budgets.allocator,
+    "content": content.content,
     "convergence": training.convergence,
     "dtr_against_simrd": field.dtr_against_simrd,
     "first_steps": budgets.first_steps,
