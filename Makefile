@@ -43,11 +43,13 @@ docs: setup
 
 # Tables and figures from the raw results, and which sentences do not say what these say.
 RESULTS := benchmarks/results
-REPORTED := bench bench-scale8 bench-quick bench-t5 bench-compiled
+REPORTED := $(addprefix $(RESULTS)/2026-11-16-h200-bench,.jsonl -scale8.jsonl -quick.jsonl -t5.jsonl \
+	-compiled.jsonl) $(foreach part,paper_budgets vision detector fragments,\
+	$(wildcard $(RESULTS)/*-h200-bench-$(part).jsonl))
 pages: setup
 	$(BIN)/python benchmarks/tables.py $(RESULTS)/*.json > $(RESULTS)/README.md
 	$(foreach file,$(wildcard $(RESULTS)/*-same_graph.json),$(BIN)/python benchmarks/field_page.py $(file);)
-	$(BIN)/mimose bench $(REPORTED:%=--report $(RESULTS)/2026-11-16-h200-%.jsonl) \
+	$(BIN)/mimose bench $(REPORTED:%=--report %) \
 		-o $(RESULTS)/bench --into BENCHMARKS.md
 	$(BIN)/python benchmarks/claims.py | grep 'NOT MADE' || true
 
