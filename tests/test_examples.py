@@ -47,8 +47,11 @@ def test_plain_loop_keeps_some_blocks_and_recomputes_others() -> None:
     assert "10 steps:" in out
 
 
-def test_sft_compares_three_ways() -> None:
-    rows = [line for line in output_of("sft_lora.py", "--steps=6").splitlines() if "peak" in line]
+def test_sft_compares_three_ways(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("sft_lora.py", "--steps=6", monkeypatch=monkeypatch)
+    rows = [line for line in capsys.readouterr().out.splitlines() if "peak" in line]
     peaks = {row[:22].strip(): int(row.split()[-2]) for row in rows}
     assert peaks["every layer recomputed"] < peaks["mimose"] < peaks["everything kept"]
 

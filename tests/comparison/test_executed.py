@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 
 import pytest
@@ -31,19 +30,19 @@ CUTS: list[Segments] = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def encoder() -> models.Encoder:
-    torch.manual_seed(0)
+    """One for each test: the counter must find its parameters, and what is older is frozen."""
     return models.Encoder(LAYERS, dropout=0.0)
 
 
 @pytest.fixture(scope="module")
-def profile(encoder: models.Encoder, tmp_path_factory: pytest.TempPathFactory) -> Profile:
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     """What mimose has observed of steps of this size."""
     path = tmp_path_factory.mktemp("executed") / "run.jsonl"
-    with mimose.auto_checkpoint(encoder, "1GiB", record=path):
-        train(encoder, texts([LENGTH] * 6, BATCH))
-    encoder.zero_grad(set_to_none=True)
+    model = models.Encoder(LAYERS, dropout=0.0)
+    with mimose.auto_checkpoint(model, "1GiB", record=path):
+        train(model, texts([LENGTH] * 6, BATCH))
     recording = read_recording(path)
     found = Outlook.of(recording).profile(recording.steps[-1].size)
     assert found is not None
@@ -73,17 +72,13 @@ def run_nested(layers: nn.ModuleList, inner: range, x: torch.Tensor) -> torch.Te
 def measured(encoder: models.Encoder, body: Callable[..., torch.Tensor]) -> int:
     """The rise of the memory in use in one step."""
     ids = texts([LENGTH], BATCH)[0]["input_ids"]
-    gc.unfreeze()  # the counter must find the parameters
-    gc.collect()
     with counted() as counter:
         start = counter.in_use
         x = body(encoder.encoder.layers, encoder.embedding(ids))
         out = encoder.head(x.mean(1))
         del x
         out.float().pow(2).mean().backward()
-        rise = counter.peak - start
-    encoder.zero_grad(set_to_none=True)
-    return rise
+        return counter.peak - start
 
 
 def predicted(profile: Profile, schedule: Schedule) -> int:

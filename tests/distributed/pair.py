@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -90,6 +91,8 @@ def _serve(rank: int, meeting_place: str, pipe: Any) -> None:
         except EOFError:
             return
         torch.manual_seed(0)
+        gc.collect()
+        gc.freeze()  # what lives on (modules, mostly) is not looked through again
         try:
             pipe.send((task(rank, *args), ""))
         except BaseException:

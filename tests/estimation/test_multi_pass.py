@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import mimose
+from loops import once
 from mimose.bench.measuring import LatestStep
 from mimose.costs import InputSize
 from mimose.estimation.multi_pass import MultiPass
+from mimose.reporting import Stats
+from mimose.training import StepRecord
 
 
 def size(*dims: int) -> InputSize:
@@ -80,13 +83,24 @@ def test_of_what_varies_by_itself_the_largest_is_expected() -> None:
     assert expected(group, 7) == 9
 
 
+class Block(nn.Module):
+    """Attention with dropout in as few operators as it takes: each of them is counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(32), nn.Linear(32, 32)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        attended = torch.bmm(torch.bmm(x, x.transpose(1, 2)).softmax(-1), self.norm(x))
+        return x + self.drop(torch.tanh(self.linear(attended)))
+
+
 class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(50, 32)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(32, 2, 128, batch_first=True) for _ in range(4)
-        )
+        self.layers = nn.ModuleList(Block() for _ in range(4))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         hidden = self.embedding(tokens)
@@ -95,27 +109,44 @@ class Encoder(nn.Module):
         return hidden.mean(1)
 
 
-def trained(
-    drawn: Callable[[random.Random], list[int]], budget: str | None, seen: list[Any]
-) -> tuple[list[float], Any]:
-    """Queries and documents through one encoder; losses, and the handle."""
+Drawn = Callable[[random.Random], list[int]]
+"""The lengths of one step's passes."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    losses: list[float]
+    stats: Stats | None
+    steps: list[StepRecord]
+
+
+@once
+def trained(drawn: Drawn, budget: int | str | None) -> Trained:
+    """Queries and documents through one encoder, with mimose if there is a budget."""
     torch.manual_seed(0)
-    model, draw, losses = Encoder().train(), random.Random(0), []
+    model, draw, losses, steps = Encoder().train(), random.Random(0), [], []
     handle, latest = mimose.auto_checkpoint(model, budget) if budget else None, LatestStep()
     if handle is not None:
         handle.subscribe(latest)
     for _ in range(40):
         outputs = [model(torch.randint(0, 50, (8, length))) for length in drawn(draw)]
-        pairs = pairwise(outputs)
-        loss = torch.stack([(a - b).pow(2).mean() for a, b in pairs]).sum()
+        loss = torch.stack([(a - b).pow(2).mean() for a, b in pairwise(outputs)]).sum()
         loss.backward()
         model.zero_grad()
         losses.append(loss.item())
         if handle is not None:
-            seen.append(latest.record)
+            steps.append(latest.record)
     if handle is not None:
         handle.detach()
-    return losses, handle
+    return Trained(losses, handle.stats() if handle else None, steps)
+
+
+def with_room(drawn: Drawn) -> Trained:
+    return trained(drawn, "1GiB")
+
+
+def plain(drawn: Drawn) -> Trained:
+    return trained(drawn, None)
 
 
 def query_and_document(draw: random.Random) -> list[int]:
@@ -139,54 +170,41 @@ def mixed(draw: random.Random) -> list[int]:
 
 
 def test_many_passes_of_one_length_are_planned_together() -> None:
-    steps: list[Any] = []
-    plain, _ = trained(chunks, None, [])
-    losses, handle = trained(chunks, "1GiB", steps)
-    assert losses == plain
-    assert handle.stats().observed_steps <= 12
-    planned = [step for step in steps[20:] if step.plan and not step.observed]
+    run = with_room(chunks)
+    assert run.losses == plain(chunks).losses
+    assert run.stats.observed_steps <= 12
+    planned = [step for step in run.steps[20:] if step.plan and not step.observed]
     assert len(planned) >= 18
     assert not any(bool(step.surprises) for step in planned)
     assert all(step.plan.kept == 40 for step in planned)
 
 
 def test_many_passes_of_many_lengths_stay_within_the_budget() -> None:
-    plain, _ = trained(mixed, None, [])
-    _, roomy = trained(mixed, "1GiB", [])
-    budget = int(0.5 * roomy.stats().peak_bytes)
-    losses, handle = trained(mixed, f"{budget}B", [])
-    assert losses == plain
-    assert handle.stats().peak_bytes <= budget
+    budget = int(0.5 * with_room(mixed).stats.peak_bytes)
+    run = trained(mixed, budget)
+    assert run.losses == plain(mixed).losses
+    assert run.stats.peak_bytes <= budget
 
 
 @pytest.mark.parametrize("drawn", [query_and_document, document_and_query, triplet])
-def test_passes_of_independent_lengths_are_kept_where_there_is_room(
-    drawn: Callable[[random.Random], list[int]],
-) -> None:
-    steps: list[Any] = []
-    plain, _ = trained(drawn, None, [])
-    losses, handle = trained(drawn, "1GiB", steps)
-    assert losses == plain
-    assert handle.stats().observed_steps <= 20
-    planned = [step for step in steps[20:] if step.plan and not step.observed]
+def test_passes_of_independent_lengths_are_kept_where_there_is_room(drawn: Drawn) -> None:
+    run = with_room(drawn)
+    assert run.losses == plain(drawn).losses
+    assert run.stats.observed_steps <= 20
+    planned = [step for step in run.steps[20:] if step.plan and not step.observed]
     whole = [step for step in planned if step.plan.kept == len(step.plan.choices)]
     assert len(whole) >= 16
     assert sum(bool(step.surprises) for step in whole) <= 4
 
 
 @pytest.mark.parametrize("drawn", [query_and_document, document_and_query, triplet])
-def test_each_pass_is_planned_for_its_own_length(
-    drawn: Callable[[random.Random], list[int]],
-) -> None:
-    plain, _ = trained(drawn, None, [])
-    _, roomy = trained(drawn, "1GiB", [])
-    budget = int(0.75 * roomy.stats().peak_bytes)
-    steps: list[Any] = []
-    losses, handle = trained(drawn, f"{budget}B", steps)
-    assert losses == plain
-    assert handle.stats().peak_bytes <= budget
+def test_each_pass_is_planned_for_its_own_length(drawn: Drawn) -> None:
+    budget = int(0.75 * with_room(drawn).stats.peak_bytes)
+    run = trained(drawn, budget)
+    assert run.losses == plain(drawn).losses
+    assert run.stats.peak_bytes <= budget
     planned = [
-        step for step in steps if step.plan and not step.observed and not bool(step.surprises)
+        step for step in run.steps if step.plan and not step.observed and not bool(step.surprises)
     ]
     lengths = [sum(step.size.dims[1::2]) for step in planned]
     kept = {length: step.plan.kept for length, step in zip(lengths, planned, strict=True)}

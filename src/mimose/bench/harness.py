@@ -12,6 +12,8 @@ import gc
 import math
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -94,8 +96,7 @@ def _timed(
     if contestant.capped:
         assert match.budget_bytes is not None
         trainee.meter.limit(match.budget_bytes - spare_bytes(match.budget_bytes, trainee.meter))
-    gc.freeze()  # or a search for garbage among all of torch's objects hits somebody by chance
-    try:
+    with _frozen():
         if baton is not None:
             baton.pass_on()
         watch.start()
@@ -106,10 +107,24 @@ def _timed(
                 watch.start()
             lap.step(shape, number)
         watch.stop()
-    finally:
-        gc.unfreeze()
     trainee.meter.limit(None)
     return watch.seconds, lap.finished()
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Or a search for garbage among all of torch's objects hits somebody by chance.
+
+    A program that has frozen its objects itself keeps them frozen.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class _Watch:

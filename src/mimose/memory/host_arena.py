@@ -1,8 +1,9 @@
 """Host memory for activations: one arena, addressed in bytes, pinned where a device copies to it.
 
-Pinning memory takes long, so the arena keeps what it has and grows to what plans need. It
-serves any number of bytes, never grows beyond its limit, and gives everything back on `close`.
-PyTorch rounds pinned memory up to powers of two, so the arena asks for just such pieces.
+Pinning memory takes long (an H200's host took a second for 1 to 2 GiB), so the arena keeps what it
+has, and grows in the background to what plans would like to have. It serves any number of bytes,
+never grows beyond its limit, and gives everything back on `close`. PyTorch rounds pinned memory up
+to powers of two, so the arena asks for just such pieces.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import torch
 _ALIGNMENT = 512
 _SMALLEST_PIECE = 32 << 20
 """Pinning less than this at a time costs more calls than it saves memory."""
+_LARGEST_PIECE = 256 << 20
+"""Pinned at a time in the background: what is there can be used while more is on its way."""
 
 
 class PinningError(Exception):
@@ -57,7 +60,10 @@ class HostArena:
     def __init__(self, limit_bytes: int, *, pinned: bool) -> None:
         self.limit_bytes = limit_bytes
         self._pinned = pinned
+        self.slow = pinned
+        """Whether growing takes so long that training should not wait for it."""
         self._segments: list[_Segment] = []
+        self._growth: _Growth | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -68,26 +74,51 @@ class HostArena:
     def in_use_bytes(self) -> int:
         return sum(segment.in_use for segment in self._segments)
 
+    def prepare(self, nbytes: int) -> None:
+        """Grow towards so many bytes in the background, if the limit allows it.
+
+        Raises a PinningError if the system has refused what was asked for before.
+        """
+        growth = self._growth
+        if growth is not None:
+            if growth.is_alive():
+                return
+            self._growth = None
+            growth.raise_problem()
+        if self.held_bytes < nbytes <= self.limit_bytes:
+            self._growth = _Growth(self._segments, self._missing_pieces(nbytes), self._pinned)
+            self._growth.start()
+
     def reserve(self, nbytes: int) -> bool:
-        """Grow to so many bytes; whether the limit allows it.
+        """Grow to so many bytes now; whether the limit allows it.
 
         Raises a PinningError if the system refuses.
         """
         if nbytes > self.limit_bytes:
             return False
+        self._finish_growing()
         if nbytes > self.held_bytes:
-            more = nbytes + nbytes // 8 - self.held_bytes  # the next plan often needs a little more
-            for size in _pieces(min(more, self.limit_bytes - self.held_bytes)):
+            for size in self._missing_pieces(nbytes):
                 self._segments.append(_Segment(size, pinned=self._pinned))
         return True
+
+    def _missing_pieces(self, nbytes: int) -> list[int]:
+        more = nbytes + nbytes // 8 - self.held_bytes  # the next plan often needs a little more
+        return list(_pieces(min(more, self.limit_bytes - self.held_bytes)))
+
+    def _finish_growing(self) -> None:
+        growth, self._growth = self._growth, None
+        if growth is not None:
+            growth.join()
 
     def take(self, nbytes: int) -> HostRange | None:
         """So many bytes; None if the limit does not allow it, or the system refuses."""
         needed = -(-max(1, nbytes) // _ALIGNMENT) * _ALIGNMENT
-        for segment in self._segments:
+        for segment in list(self._segments):
             part = segment.take(needed)
             if part is not None:
                 return HostRange((part,), nbytes)
+        self._finish_growing()
         left = self.limit_bytes - self.held_bytes
         size = max(1 << (needed - 1).bit_length(), _SMALLEST_PIECE)
         if needed <= left and self._grow(size if size <= left else needed):
@@ -122,9 +153,44 @@ class HostArena:
     def close(self) -> None:
         """Give everything back to the system, for good; what is still in use, with its last
         user."""
+        if self._growth is not None:
+            self._growth.stop()
+        self._finish_growing()
         self._segments, self.limit_bytes = [], 0
         if self._pinned:
             _empty_cache()
+
+
+class _Growth(threading.Thread):
+    """Adds pieces to an arena in the background."""
+
+    def __init__(self, segments: list[_Segment], pieces: Sequence[int], pinned: bool) -> None:
+        super().__init__(name="mimose-pinning", daemon=True)
+        self._segments, self._pieces, self._pinned = segments, pieces, pinned
+        self._device = torch.cuda.current_device() if pinned else None  # each thread has its own
+        self._stopped = False
+        self._problem: PinningError | None = None
+
+    def run(self) -> None:
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
+        for size in self._pieces:
+            if self._stopped:
+                return
+            try:
+                self._segments.append(_Segment(size, pinned=self._pinned))
+            except PinningError as problem:
+                self._problem = problem
+                return
+
+    def stop(self) -> None:
+        """Add no more than the piece that is being pinned."""
+        self._stopped = True
+
+    def raise_problem(self) -> None:
+        """Raise if the system has refused."""
+        if self._problem is not None:
+            raise self._problem
 
 
 class HostPiece(NamedTuple):
@@ -205,7 +271,7 @@ class _Segment:
 def _pieces(nbytes: int) -> Iterator[int]:
     """Powers of two that add up to so many bytes, or hardly more; the rest in one piece."""
     while nbytes >= _SMALLEST_PIECE:
-        size = 1 << (nbytes.bit_length() - 1)
+        size = min(1 << (nbytes.bit_length() - 1), _LARGEST_PIECE)
         yield size
         nbytes -= size
     if nbytes > 0:

@@ -32,7 +32,8 @@ class StorageCounter(TorchDispatchMode):
         self.failures = 0
         self._limits: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
-        self._finalizers: dict[int, weakref.finalize[..., Any]] = {}
+        self._counted: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        """References whose callbacks report that a storage was freed."""
         self._gathered: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         """FSDP2's unsharded parameters, which it resizes without calling an operator."""
         self._users = 0
@@ -72,8 +73,7 @@ class StorageCounter(TorchDispatchMode):
             with _without(modes[modes.index(self) + 1 :]):
                 self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             type(self)._shared = None
-            for finalizer in list(self._finalizers.values()):
-                finalizer.detach()  # living storages must not keep this counter alive
+            self._counted.clear()  # callbacks would keep this counter alive
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -84,8 +84,6 @@ class StorageCounter(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if getattr(func, "namespace", "") == "fsdp":
             self._track_gathered((kwargs or {}).get("out"))
-        if self._gathered:
-            self.update_gathered()
         for tensor in tensors_in(out):
             self._count(tensor)
         if self.limit is not None and self.in_use > max(self.limit, before):
@@ -98,16 +96,19 @@ class StorageCounter(TorchDispatchMode):
         return out
 
     def _count(self, tensor: torch.Tensor) -> None:
-        storage = storage_of(tensor) if tensor.device.type == "cpu" else None
+        storage = storage_of(tensor) if tensor.is_cpu else None
         # A compiler's fake tensor claims to be on the CPU; its storage is on "meta".
         if storage is None or storage.device.type != "cpu":
             return
-        key = storage._cdata
+        key, size = storage._cdata, storage.nbytes()
+        if self._sizes.get(key) == size:  # most results are views of what was counted before
+            return
+        if self._gathered:  # what was freed meanwhile must not add to the peak
+            self.update_gathered()
         with self._lock:
             if key not in self._sizes:
-                self._finalizers[key] = weakref.finalize(storage, self._uncount, key)
-                self._finalizers[key].atexit = False
-            self._set_size(key, storage.nbytes())
+                self._counted[key] = weakref.ref(storage, lambda _: self._uncount(key))
+            self._set_size(key, size)
 
     def _set_size(self, key: int, size: int) -> None:
         with self._lock:
@@ -118,7 +119,7 @@ class StorageCounter(TorchDispatchMode):
     def _uncount(self, key: int) -> None:
         with self._lock:
             self.in_use -= self._sizes.pop(key, 0)
-            self._finalizers.pop(key, None)
+            self._counted.pop(key, None)
 
     def _track_gathered(self, tensors: Any) -> None:
         for tensor in tensors_in(tensors):
