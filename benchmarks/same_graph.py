@@ -19,15 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from common import circumstances, parser_of, save
-from mimose.comparison import SizeComparison, Trace, draw, read_trace
-from mimose.comparison.compare import (
+from mimose.comparison import (
     WITH_HOST,
     Cell,
     Planners,
+    SizeComparison,
+    Trace,
+    cell_of,
+    cell_of_dtr,
     compare_size,
-    planned,
+    draw,
     planners_of_the_field,
-    simulated,
+    read_trace,
 )
 from mimose.costs import Link, Profile
 from mimose.planning import KeepAll, Optimal
@@ -99,12 +102,12 @@ def fits_from(
     """The least bytes with which each planner fits; of Checkmate, whose answers take long, none."""
     bare, prelude = replace(profile, link=None), profile.prelude or 0
     asked: dict[str, Callable[[int], Cell]] = {
-        name: lambda bytes_, name=name, plan=plan: planned(name, plan, bare, bytes_ - prelude)  # type: ignore[misc]
+        name: lambda bytes_, name=name, plan=plan: cell_of(name, plan, bare, bytes_ - prelude)  # type: ignore[misc]
         for name, plan in planners.items()
         if name != "checkmate"
     }
-    asked[WITH_HOST] = lambda bytes_: planned(WITH_HOST, Optimal().plan, profile, bytes_ - prelude)
-    asked["dtr"] = lambda bytes_: simulated(trace, bytes_)
+    asked[WITH_HOST] = lambda bytes_: cell_of(WITH_HOST, Optimal().plan, profile, bytes_ - prelude)
+    asked["dtr"] = lambda bytes_: cell_of_dtr(trace, bytes_)
     return {
         name: least_that_fits(lambda bytes_, ask=ask: ask(bytes_).fits, found.easy_budget_bytes)  # type: ignore[misc]
         for name, ask in asked.items()

@@ -11,7 +11,7 @@ import pytest
 
 from mimose.bench.arena import Arena, Conditions
 from mimose.bench.workloads import TASKS
-from mimose.comparison.compare import planners_of_the_field
+from mimose.comparison import planners_of_the_field
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*-same_graph.json"))
