@@ -121,7 +121,7 @@ def test_goals_say_what_is_reached_what_is_missed_and_what_was_not_measured() ->
     assert verdicts["mean time / torch-all's"] == "reached"
     assert verdicts["mean time / static's"] == "not measured"
     slower = sheet_of({("mimose", 0): made([19.0]), ("torch-all", 0): made([20.0])})
-    assert goals([slower])[0][1:] == ["at most 0.65", "0.950", "missed"]
+    assert goals([slower])[0][1:] == ["at most 0.6", "0.950", "missed"]
 
 
 def test_without_tasks_whose_longest_batch_was_not_drawn_static_is_judged_again() -> None:

@@ -6,17 +6,18 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from mimose.bench import summary
 from mimose.bench.analysis import Sheet
 from mimose.bench.extras import BenchError
 from mimose.bench.figures import draw_all
 from mimose.bench.records import read
-from mimose.bench.tables import page
+from mimose.bench.sections import page, short_page
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 
 def write_report(files: Sequence[Path], folder: Path, into: Path | None = None) -> Path:
-    """Write the report on these files into a folder, and between the marks of `into`."""
+    """Write the report on these files into a folder, and what it comes to into another page."""
     if into is not None:
         _marked(into)  # before anything is written
     sheets = [Sheet(read(path)) for path in files]
@@ -27,19 +28,24 @@ def write_report(files: Sequence[Path], folder: Path, into: Path | None = None) 
     ]
     written = folder / "README.md"
     names = ", ".join(path.name for path in files)
-    text = "\n\n".join([*page(sheets), *_figures(drawn, "")])
+    text = "\n\n".join(page(sheets, _figures(drawn)))
     written.write_text(f"# Results of `mimose bench`\n\nFrom {names}.\n\n{text}\n", "utf-8")
     if into is not None:
-        where = os.path.relpath(folder, into.parent) + "/"
-        fill(into, "\n\n".join([*page(sheets), *_figures(drawn, where)]))
+        link = f"All tables and figures: [{names}]({os.path.relpath(written, into.parent)})."
+        fill(into, "\n\n".join([link, *short_page(sheets)]))
     return written
 
 
-def _figures(drawn: Sequence[tuple[str, list[tuple[str, str]]]], where: str) -> Iterator[str]:
+def terminal_tables(files: Sequence[Path]) -> str:
+    """Time and memory of every contestant, for a terminal; a table for each file."""
+    return "\n\n".join(summary.as_text(Sheet(read(path))) for path in files)
+
+
+def _figures(drawn: Sequence[tuple[str, list[tuple[str, str]]]]) -> Iterator[str]:
     yield "## Figures"
     for stem, figures in drawn:
         for name, caption in figures:
-            yield f"![{caption}]({where}{stem}/{name})\n\n{stem}: {caption}."
+            yield f"![{caption}]({stem}/{name})\n\n{stem}: {caption}."
 
 
 def _marked(path: Path, begin: str = BEGIN, end: str = END) -> str:
