@@ -72,7 +72,8 @@ def about(result: dict[str, Any]) -> str:
         f"{result['date']}; planned on {planned['machine']}, commit {planned['commit'][:7]}, with "
         f"{result['time_limit_seconds']:g} s for each of Checkmate's budgets. `optimal+host` has a "
         f"link of {link['to_host']:g} GB/s each way.{small} The least share of the memory of all "
-        "kept with which each planner fits (Checkmate was not asked for it):"
+        "kept with which each planner fits (Checkmate was not asked for it); and, for greedy "
+        "planners, the share of the budgets above that they exceed:"
     )
 
 
@@ -102,7 +103,11 @@ def cell_text(cell: dict[str, Any], plain_seconds: float) -> str:
 
 def _fits_from(size: dict[str, Any], planner: str) -> str:
     found = size["fits_from_bytes"][planner]
-    return "–" if found is None else f"{found / size['easy_budget_bytes']:.0%}"
+    if found is None:
+        return "–"
+    exceeds = found["exceeds_above"]
+    least = f"{found['bytes'] / size['easy_budget_bytes']:.0%}"
+    return f"{least}, over at {exceeds:.0%}" if exceeds else least
 
 
 def _seconds(seconds: float) -> str:

@@ -19,15 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from common import circumstances, parser_of, save
-from mimose.comparison import SizeComparison, Trace, draw, read_trace
-from mimose.comparison.compare import (
+from mimose.comparison import (
     WITH_HOST,
     Cell,
     Planners,
+    SizeComparison,
+    Trace,
+    cell_of,
+    cell_of_dtr,
     compare_size,
-    planned,
+    draw,
     planners_of_the_field,
-    simulated,
+    read_trace,
 )
 from mimose.costs import Link, Profile
 from mimose.planning import KeepAll, Optimal
@@ -42,6 +45,10 @@ LINK = Link(to_host=50.0, from_host=50.0, host_bytes=1 << 40)
 """For plans with host memory: 50 GB/s each way, and more room than they use."""
 _HALVINGS = 12
 """How often the interval is halved in which a planner's least budget lies."""
+_AT_ONCE, _LEVELS = ("greedy", "greedy_literal"), 400
+"""Planners that exceed some budgets and fit smaller ones: so many budgets are tried."""
+
+Fits = Callable[[int], bool]
 
 
 def compared(
@@ -95,24 +102,42 @@ def about(trace: Trace, outlook: Outlook, profile: Profile) -> dict[str, Any]:
 
 def fits_from(
     found: SizeComparison, profile: Profile, planners: Planners, trace: Trace
-) -> dict[str, int | None]:
-    """The least bytes with which each planner fits; of Checkmate, whose answers take long, none."""
-    bare, prelude = replace(profile, link=None), profile.prelude or 0
-    asked: dict[str, Callable[[int], Cell]] = {
-        name: lambda bytes_, name=name, plan=plan: planned(name, plan, bare, bytes_ - prelude)  # type: ignore[misc]
-        for name, plan in planners.items()
-        if name != "checkmate"
-    }
-    asked[WITH_HOST] = lambda bytes_: planned(WITH_HOST, Optimal().plan, profile, bytes_ - prelude)
-    asked["dtr"] = lambda bytes_: simulated(trace, bytes_)
+) -> dict[str, dict[str, float] | None]:
+    """From which bytes on each planner fits; of Checkmate, whose answers take long, nothing."""
+    most = found.easy_budget_bytes
     return {
-        name: least_that_fits(lambda bytes_, ask=ask: ask(bytes_).fits, found.easy_budget_bytes)  # type: ignore[misc]
-        for name, ask in asked.items()
+        name: (scanned if name in _AT_ONCE else halved)(fits, most)
+        for name, fits in fitting(profile, planners, trace).items()
     }
 
 
-def least_that_fits(fits: Callable[[int], bool], most: int) -> int | None:
-    """By halving; None if not even the most fits."""
+def fitting(profile: Profile, planners: Planners, trace: Trace) -> dict[str, Fits]:
+    """For each planner, whether it fits so many bytes."""
+    bare, prelude = replace(profile, link=None), profile.prelude or 0
+
+    def asked(name: str, plan: Any, costs: Profile) -> Fits:
+        return lambda bytes_: cell_of(name, plan, costs, bytes_ - prelude).fits
+
+    found = {name: asked(name, plan, bare) for name, plan in planners.items()}
+    found.pop("checkmate", None)
+    found[WITH_HOST] = asked(WITH_HOST, Optimal().plan, profile)
+    found["dtr"] = lambda bytes_: cell_of_dtr(trace, bytes_).fits
+    return found
+
+
+def scanned(fits: Fits, most: int) -> dict[str, float] | None:
+    """The least of evenly spaced bytes that fit, and the share of those above that do not."""
+    levels = [most * number // _LEVELS for number in range(1, _LEVELS + 1)]
+    fitted = [fits(level) for level in levels]
+    if not any(fitted):
+        return None
+    first = fitted.index(True)
+    above = fitted[first:]
+    return {"bytes": levels[first], "exceeds_above": above.count(False) / len(above)}
+
+
+def halved(fits: Fits, most: int) -> dict[str, float] | None:
+    """The least bytes that fit, by halving: for planners that fit more bytes, too."""
     if not fits(most):
         return None
     too_little, enough = 0, most
@@ -122,7 +147,7 @@ def least_that_fits(fits: Callable[[int], bool], most: int) -> int | None:
             enough = middle
         else:
             too_little = middle
-    return enough
+    return {"bytes": enough, "exceeds_above": 0.0}
 
 
 def main() -> None:

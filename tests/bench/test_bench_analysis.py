@@ -265,21 +265,21 @@ def test_predictions_are_judged_by_how_much_they_are_too_low_and_too_high() -> N
     assert "| mimose | 2 | 1.000% | 2.000% | 4.000% |" in (predictions(sheet) or "")
 
 
-def test_steps_that_were_only_bounded_stand_beside_predicted_ones() -> None:
+def test_steps_whose_prediction_is_not_trusted_stand_beside_the_others() -> None:
     run = made([10.0] * 3)
     steps = replace(
         run.steps,
         rows=[4, 4, 4],
         predicted_bytes=[None, None, 1010],
-        bounded_bytes=[1100, 1300, None],
+        untrusted_bytes=[1100, 1300, None],
         real_bytes=[1000, 1000, 1000],
     )
     text = predictions(sheet_of({("mimose", 0): replace(run, steps=steps)})) or ""
     assert "| mimose | 1 | 0.000% | 1.000% | 1.000% | 2 | 0.000% | 20.000% | 30.000% |" in text
-    assert "only bounded" in text
-    without = replace(steps, bounded_bytes=[])  # an older file
+    assert "not trusted" in text
+    without = replace(steps, untrusted_bytes=[])  # an older file
     text = predictions(sheet_of({("mimose", 0): replace(run, steps=without)})) or ""
-    assert "only bounded" not in text
+    assert "not trusted" not in text
 
 
 def test_the_stars_are_the_least_and_the_most_of_the_largest_batch() -> None:

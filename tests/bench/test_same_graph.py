@@ -11,7 +11,7 @@ import pytest
 
 from mimose.bench.arena import Arena, Conditions
 from mimose.bench.workloads import TASKS
-from mimose.comparison.compare import planners_of_the_field
+from mimose.comparison import planners_of_the_field
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*-same_graph.json"))
@@ -57,7 +57,7 @@ def test_plans_fit_from_the_floor_on_and_never_below(result: dict[str, Any]) -> 
     for size in result["graphs"]["BERT-base"]["sizes"]:
         optimal = cells(size, "optimal")
         assert [cell["over_bytes"] == 0 for cell in optimal] == [False] + [True] * 7
-        least, found = size["least_budget_bytes"], size["fits_from_bytes"]["optimal"]
+        least, found = size["least_budget_bytes"], size["fits_from_bytes"]["optimal"]["bytes"]
         assert 0.8 * least < found <= least * 1.001
 
 
@@ -90,6 +90,12 @@ def test_the_page_has_a_table_and_a_drawing_for_each_size(
         assert f"images/field-bert-base-{number}.svg" in text
         drawing = tmp_path / "images" / f"field-bert-base-{number}.svg"
         assert drawing.read_text("utf-8").startswith("<svg")
+
+
+def test_a_planner_that_exceeds_some_budgets_above_its_least_is_found_out() -> None:
+    found = same_graph.scanned(lambda bytes_: bytes_ > 400 and not 600 < bytes_ <= 700, 1000)
+    assert found == {"bytes": 402, "exceeds_above": pytest.approx(40 / 240)}
+    assert same_graph.scanned(lambda _: False, 1000) is None
 
 
 def test_a_solver_that_ran_out_of_time_shows_its_bound() -> None:

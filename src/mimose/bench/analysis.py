@@ -206,9 +206,9 @@ class Sheet:
         """
         return self._errors(task, budget, contestant, lambda steps: steps.predicted_bytes)
 
-    def bound_errors(self, task: str, budget: int | None, contestant: str) -> list[float]:
-        """The same of steps whose peak was not predicted, only bounded; none in older files."""
-        return self._errors(task, budget, contestant, lambda steps: steps.bounded_bytes)
+    def untrusted_errors(self, task: str, budget: int | None, contestant: str) -> list[float]:
+        """The same of steps with a bound or an untrusted prediction; none in older files."""
+        return self._errors(task, budget, contestant, lambda steps: steps.untrusted_bytes)
 
     def _errors(
         self,

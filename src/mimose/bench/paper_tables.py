@@ -33,9 +33,9 @@ HOW_TO_READ = """\
   of the whole training set has. Plans are also made anew when the estimate changes, so there can be
   more plans than sizes. The paper made 17, 69, 24 and 51 plans in an epoch of its tasks.
 - *Predicted peaks*: of full batches in planned steps of the first round, by how much the peak was
-  predicted too low at worst, and too high on average and at worst. Only bounded: steps whose size
-  could not be predicted, so that they ran under an upper bound (sizes at which padding makes memory
-  grow in steps).
+  predicted too low at worst, and too high on average and at worst. Not trusted: steps planned with
+  an upper bound, or with a prediction that is not reliable yet (as where padding makes memory grow
+  in steps); what they keep can be evicted.
 - *Left unused* (the paper's Fig. 4): budget less the peak in use, the mean over all steps and over
   the shortest quarter of the batches; and the time on that quarter over plain training's.
 - *At the loosest budget*: time over plain training's.
@@ -129,18 +129,18 @@ def _epoch(sheet: Sheet, task: str) -> str:
 
 
 def predictions(sheet: Sheet) -> str | None:
-    """How far predicted peaks were from real ones; and bounds, where a run had any."""
+    """How far predicted peaks were from real ones; and those not trusted, where there are any."""
     rows = []
     for task, limit in _cells(sheet):
         for name in ("mimose", "greedy+shuttle"):
             errors = sheet.prediction_errors(task, limit["total_bytes"], name)
-            bounds = sheet.bound_errors(task, limit["total_bytes"], name)
-            if errors or bounds:
-                cells = [*_errors(errors), *_errors(bounds)]
+            others = sheet.untrusted_errors(task, limit["total_bytes"], name)
+            if errors or others:
+                cells = [*_errors(errors), *_errors(others)]
                 rows.append([task, limit_text(limit), name, *cells])
     header = ["task", "budget", "who", "steps", "too low, worst", "too high, mean"]
-    header += ["too high, worst", "only bounded", "bound too low, worst", "bound too high, mean"]
-    header.append("bound too high, worst")
+    header += ["too high, worst", "not trusted", "these too low, worst", "these too high, mean"]
+    header.append("these too high, worst")
     if all(row[-4] == "0" for row in rows):
         header, rows = header[:-4], [row[:-4] for row in rows]
     return table(header, rows) if rows else None

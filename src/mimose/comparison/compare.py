@@ -205,15 +205,15 @@ def _row(
             f"{text_of(outlook.base_bytes(bare))} are in use before it, and a share is kept in "
             f"reserve. Give at least {text_of(outlook.least_budget(bare))}"
         )
-    cells = [planned(name, plan, bare, available) for name, plan in planners.items()]
+    cells = [cell_of(name, plan, bare, available) for name, plan in planners.items()]
     if profile.link is not None:
-        cells.insert(1, planned(WITH_HOST, Optimal().plan, profile, available))
+        cells.insert(1, cell_of(WITH_HOST, Optimal().plan, profile, available))
     if trace is not None:
-        cells.append(simulated(trace, (profile.prelude or 0) + available))
+        cells.append(cell_of_dtr(trace, (profile.prelude or 0) + available))
     return Row(budget, tuple(cells))
 
 
-def simulated(trace: Trace, available: int) -> Cell:
+def cell_of_dtr(trace: Trace, available: int) -> Cell:
     """DTR on the traced step, with so many bytes beyond its parameters and its batch.
 
     It plans nothing in advance, and it is said to exceed the budget only if it fails.
@@ -224,7 +224,7 @@ def simulated(trace: Trace, available: int) -> Cell:
     return Cell("dtr", extra, over_bytes=int(failed), claims_to_fit=False, planning_seconds=0.0)
 
 
-def planned(
+def cell_of(
     name: str, plan: Callable[[Profile, int], Plan | Outcome], profile: Profile, available: int
 ) -> Cell:
     """A planner with so many bytes above the start of the first block."""
