@@ -23,6 +23,8 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
+from mimose.tensors import version_of
+
 SLAB_BYTES = 1 << 30
 SMALL_BYTES = 64 << 10
 STASH = 5
@@ -171,7 +173,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
         and one.size() == other.size()
         and one.stride() == other.stride()
         and one.dtype == other.dtype
-        and one._version == other._version
+        and version_of(one) == version_of(other)
     )
 
 

@@ -47,7 +47,7 @@ from mimose.bench.circumstances import settle_device
 from mimose.bench.contestants import Given
 from mimose.bench.progress import Deadline
 from mimose.costs import Option, Profile
-from mimose.memory import meter_for
+from mimose.memory import free_host_bytes, meter_for
 from mimose.planning import Optimal, Plan, Planner
 from mimose.training import spare_bytes
 from mimose.units import parse_budget
@@ -101,7 +101,8 @@ class Course:
     def begin(self, cap: int) -> None:
         """From the start, in an emptied device, under the limit."""
         for layer in self.layers:
-            layer.__dict__.pop("forward", None)
+            if "forward" in vars(layer):
+                del layer.forward
         for parameter, value in zip(self._trained, self._start, strict=True):
             parameter.data.copy_(value)
         self._new_optimizer()
@@ -229,7 +230,7 @@ class Runs:
     def on_host(self, *, inputs: bool) -> Iterator[Any]:
         """The pinned memory for all but the longest row is there before the first step."""
         course = self.course
-        slabs = Slabs(int(HOST_SHARE * available_host_bytes()), pinned=course.cuda)
+        slabs = Slabs(int(HOST_SHARE * free_host_bytes()), pinned=course.cuda)
         hooks = HostHooks(slabs, course.model, course.device)
         if not inputs:
             slabs.grow_to(int(max(self.lengths) * self.survey["saved_bytes_a_token"]))
@@ -246,7 +247,7 @@ class Runs:
         try:
             yield lambda: {"host_bytes": slabs.taken_bytes}
         finally:
-            course.__dict__.pop("step")
+            del course.step
 
     @contextlib.contextmanager
     def mimose(self, **options: Any) -> Iterator[Any]:
@@ -320,13 +321,6 @@ def every_n_that_fits(profile: Profile, available: int) -> int:
         if Given(choices).plan(profile, available).fits:
             return every
     return 1
-
-
-def available_host_bytes() -> int:
-    """What is free on the host, or under the limits of the container."""
-    from mimose.memory.host_limit import _available, _cgroups
-
-    return min([_available(), *(limit - used for limit, used in _cgroups())])
 
 
 def under_cap(
