@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import BackwardCFunction
 
 from mimose.execution.autograd import ForwardEnd, Listener
 from mimose.tensors import (
@@ -74,12 +73,12 @@ class FrameObserver:
     def hold_until_used(self, tensor: torch.Tensor) -> None:
         """Keep a rebuilt tensor alive for as long as a kept one would be: to the end of its node.
 
-        PyTorch's own nodes hold what they have unpacked until they are done. One written in Python
-        may let go of it as it goes along; what was kept stays until it is done, and a workspace
-        that it takes in between then comes on top.
+        A node lets go of what it unpacked as it goes along, PyTorch's own ones on CUDA too; what
+        was kept stays until it is done, and a workspace that it takes in between then comes on top.
+        Without this, peaks of BERT-base on an H200 were told 0.2 to 1.2 % too low.
         """
         node = _current_node()
-        if not isinstance(node, BackwardCFunction):
+        if node is None:
             return
         number = node._sequence_nr()
         if number != self._node:  # the first tensor that this one unpacks
