@@ -358,6 +358,24 @@ def test_training_does_not_wait_for_host_memory_that_is_being_pinned() -> None:
     assert use.version > version  # plans are made anew
     assert use.has(100 << 20)
     use.close()
+
+
+def test_plans_are_made_anew_while_more_is_pinned() -> None:
+    use = HostUse(CPU, 4 << 30, frozenset(Option), LinkSpeed(50.0, 50.0))
+    use.link(trusted=True)
+    assert use.memory is not None
+    use.memory.arena.slow = True
+    use.has(2 << 30)
+    versions = {use.version}
+    end = time.monotonic() + 20
+    while use.held_bytes < 2 << 30:
+        assert time.monotonic() < end
+        use.read_times()
+        versions.add(use.version)
+    use.read_times()
+    assert len(versions | {use.version}) <= 6  # not for every piece
+    assert use.version > min(versions)
+    use.close()
     assert use.held_bytes == 0
 
 

@@ -19,6 +19,8 @@ from mimose.units import text_of
 _LONG_RUN = 2_500_000
 """Nanoseconds that a block's forward must take for its copies to be hidden behind others: queueing
 them takes the host about a millisecond."""
+_WORTH_PLANNING = 256 << 20
+"""Host memory from which on plans are made with what is pinned so far."""
 _MOVING = frozenset(option for option in Option if option.moves)
 
 
@@ -44,6 +46,8 @@ class HostUse:
         self.pace = DevicePace(Clock(device))
         self._awaited_bytes = 0
         """What plans would like to have, while it is being pinned."""
+        self._known_bytes = 0
+        """What was pinned when plans were last told so."""
         self._closed = False
 
     @property
@@ -170,8 +174,17 @@ class HostUse:
             self.stalled_seconds += times.stalled_seconds
             self.version += self.speed.learn(times)
         self.version += self.pace.read()
-        if self._awaited_bytes and self.has(self._awaited_bytes):
+        if self._awaited_bytes:
+            self._follow_pinning()
+
+    def _follow_pinning(self) -> None:
+        """Let plans be made anew when there is twice as much host memory as they know of, or all
+        that they would like to have."""
+        there = self.has(self._awaited_bytes)
+        if there:
             self._awaited_bytes = 0
+        if there or self.held_bytes >= max(2 * self._known_bytes, _WORTH_PLANNING):
+            self._known_bytes = self.held_bytes
             self.version += 1
 
     def close(self) -> None:
