@@ -163,6 +163,13 @@ def task(name: str, share: float = 0.4) -> tuple[nn.Module, list[Batch], int]:
     return copy.deepcopy(model), batches, between(low, high, share)
 
 
+@once
+def plain_losses(name: str) -> list[float]:
+    """Of plain training on all batches of a task."""
+    model, batches, *_ = _task(name)
+    return train(copy.deepcopy(model), batches)
+
+
 class Dice:
     """A planner that recomputes each run or not, as the dice say."""
 

@@ -22,7 +22,9 @@ from loops import (
     bert,
     labelled,
     lengths,
+    once,
     peak_of_plain,
+    plain_losses,
     task,
     texts,
     train,
@@ -46,6 +48,19 @@ def learned(model: nn.Module, batches: list[Batch], budget: int | str, **options
         return handle.state_dict()
 
 
+@once
+def _learned_in_task(name: str, steps: int | None, options: tuple[tuple[str, Any], ...]) -> State:
+    model, batches, budget = task(name)
+    with mimose.auto_checkpoint(model, budget, **dict(options)) as handle:
+        train(model, batches[:steps])
+        return handle.state_dict()
+
+
+def learned_in_task(name: str, steps: int | None = None, **options: Any) -> State:
+    """What so many steps of a task have taught."""
+    return copy.deepcopy(_learned_in_task(name, steps, tuple(options.items())))
+
+
 def through_torch(state: State) -> State:
     file = io.BytesIO()
     torch.save(state, file)
@@ -63,9 +78,8 @@ def test_resumed_run_plans_from_its_first_step(
     name: str, through: Callable[[State], State]
 ) -> None:
     model, batches, budget = task(name)
-    state = learned(model, batches, budget)
+    state = learned_in_task(name)
     assert through(state) == state
-    plain = copy.deepcopy(model)
     with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
         handle.load_state_dict(through(state))
         losses = train(model, batches)
@@ -74,12 +88,12 @@ def test_resumed_run_plans_from_its_first_step(
     assert stats.planned_steps == len(batches)
     assert stats.runs_recomputed > 0
     assert stats.peak_bytes <= budget
-    assert losses == train(plain, batches)
+    assert losses == plain_losses(name)
 
 
 def test_what_was_loaded_is_saved_again_before_any_step() -> None:
-    model, batches, budget = task("encoder")
-    state = learned(model, batches[:8], budget)
+    model, _, budget = task("encoder")
+    state = learned_in_task("encoder", 10)
     with mimose.auto_checkpoint(model, budget) as handle:
         handle.load_state_dict(state)
         assert handle.state_dict() == state
@@ -97,7 +111,7 @@ def test_state_before_any_step_loads_without_a_word() -> None:
 
 def test_state_can_be_loaded_between_steps() -> None:
     model, batches, budget = task("encoder")
-    state = learned(model, batches[:10], budget)
+    state = learned_in_task("encoder", 10)
     with mimose.auto_checkpoint(model, budget) as handle:
         train(model, batches[:1])
         handle.load_state_dict(state)
@@ -342,12 +356,10 @@ def test_what_was_written_in_format_1_is_understood(good: State, gaps: bool) -> 
 
 def test_numbers_that_are_merely_wrong_cost_no_step_and_no_bit() -> None:
     model, batches, budget = task("encoder")
-    state = learned(model, batches[:10], budget)
+    state = learned_in_task("encoder", 10)
     for observation in state["chapters"][0]["knowledge"]["observations"]:
         for run in observation["runs"]:
             run[:NANOSECONDS] = [int(0.5 * number) for number in run[:NANOSECONDS]]
-    plain = copy.deepcopy(model)
-    expected = train(plain, batches)
     with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
         handle.load_state_dict(state)
         torch.manual_seed(1)
@@ -364,7 +376,7 @@ def test_numbers_that_are_merely_wrong_cost_no_step_and_no_bit() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
         stats = handle.stats()
-    assert losses == expected
+    assert losses == plain_losses("encoder")
     assert stats.recoveries < 5
     assert stats.observed_steps > 0
 
@@ -401,21 +413,16 @@ def test_resumed_steps_that_add_to_gradients_are_told_from_others() -> None:
         assert min(seen.errors) > -0.003
 
 
-def learned_with_host(model: nn.Module, batches: list[Batch], budget: int) -> State:
-    twin = copy.deepcopy(model)
-    with mimose.auto_checkpoint(twin, budget, host_memory="1GiB") as handle:
-        train(twin, batches)
-        return handle.state_dict()
+HOST = {"host_memory": "1GiB"}
 
 
 @pytest.mark.parametrize("through", [through_torch, through_json])
 def test_the_speed_of_the_link_to_the_host_is_kept(through: Callable[[State], State]) -> None:
     model, batches, budget = task("bert")
-    state = learned_with_host(model, batches[:12], budget)
+    state = learned_in_task("bert", **HOST)
     assert min(state["link"]) > 0
     state["link"] = [0.25, 0.5]  # as of another machine
-    plain = copy.deepcopy(model)
-    with mimose.auto_checkpoint(model, budget, host_memory="1GiB") as handle:
+    with mimose.auto_checkpoint(model, budget, **HOST) as handle:
         handle.load_state_dict(through(state))
         losses = train(model, batches)
         told = handle.explain(**max(batches, key=lambda batch: batch["input_ids"].numel()))
@@ -424,14 +431,14 @@ def test_the_speed_of_the_link_to_the_host_is_kept(through: Callable[[State], St
     assert told.profile.link is not None
     assert (told.profile.link.to_host, told.profile.link.from_host) == (0.25, 0.5)
     assert again["link"] == [0.25, 0.5]
-    assert losses == train(plain, batches)
+    assert losses == plain_losses("bert")
 
 
 def test_a_state_from_before_there_was_a_link_is_still_read() -> None:
     model, batches, budget = task("bert")
-    state = learned_with_host(model, batches, budget)
+    state = learned_in_task("bert", **HOST)
     del state["link"]
-    with mimose.auto_checkpoint(model, budget, host_memory="1GiB") as handle:
+    with mimose.auto_checkpoint(model, budget, **HOST) as handle:
         handle.load_state_dict(state)
         train(model, batches)
         stats = handle.stats()
@@ -440,12 +447,10 @@ def test_a_state_from_before_there_was_a_link_is_still_read() -> None:
 
 
 def test_a_run_without_the_host_learns_no_speed() -> None:
-    model, batches, budget = task("bert")
-    assert "link" not in learned(model, batches[:5], budget)
+    assert "link" not in learned_in_task("bert")
 
 
 @pytest.mark.parametrize("link", [[0, 1], [1.0, float("nan")], [1.0], "fast", [None, 1]])
-def test_a_damaged_speed_is_refused(link: Any) -> None:
-    model, batches, budget = task("bert")
-    state = {**learned(model, batches[:5], budget), "link": link}
-    assert_refused(state, model, batches[:12], budget, match="damaged")
+def test_a_damaged_speed_is_refused(good: State, link: Any) -> None:
+    state = {**good, "link": link}
+    assert_refused(state, models.Encoder(), texts_of(SAME), "64MiB", match="damaged")

@@ -43,11 +43,11 @@ def wrapped(model: nn.Module, how: str) -> nn.Module:
 
 def train(rank: int, how: str) -> tuple[Record, int, list[int]]:
     """What was done, the bytes that moved, and those that the host holds in use and at all."""
-    ours = models.Encoder(layers=5)
+    ours = models.Encoder(layers=4)
     plain = wrapped(copy.deepcopy(ours), how)
     model = wrapped(ours, how)
     handle = Assembled(ours, "4GiB", planner=AsDrawn(rank), host_bytes=1 << 28)
-    batches = batches_of(rank, 16)
+    batches = batches_of(rank, 12)
     with handle:
         for each in (plain, model):  # settles the device
             torch.manual_seed(0)

@@ -54,10 +54,16 @@ def train(attach: str, budget: int = 0) -> tuple[list[float], mimose.Mimose | No
     return losses, handle
 
 
+@loops.once
+def plain_losses_and_rise() -> tuple[list[float], int]:
+    losses: list[float] = []
+    return losses, rise_of(lambda: losses.extend(train("never")[0]))
+
+
 @pytest.mark.parametrize("attach", ["before", "after"])
 def test_training_is_the_same_whichever_comes_first(attach: str) -> None:
-    plain: list[float] = []
-    budget = budget_for(rise_of(lambda: plain.extend(train("never")[0])), 0.6)
+    plain, rise = plain_losses_and_rise()
+    budget = budget_for(rise, 0.6)
     losses, handle = train(attach, budget)
     assert handle is not None
     stats = handle.stats()

@@ -103,8 +103,8 @@ class StorageCounter(TorchDispatchMode):
         key, size = storage._cdata, storage.nbytes()
         if self._sizes.get(key) == size:  # most results are views of what was counted before
             return
-        if self._gathered:  # what was freed meanwhile must not add to the peak
-            self.update_gathered()
+        if self._gathered and self.in_use + size > min(self.peak, self.limit or self.peak):
+            self.update_gathered()  # what was freed meanwhile must not count
         with self._lock:
             if key not in self._sizes:
                 self._counted[key] = weakref.ref(storage, lambda _: self._uncount(key))
