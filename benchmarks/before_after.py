@@ -119,8 +119,11 @@ class Trainee:
         self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-4, **fused)
         self.handle = None
         if library is not None:
+            named = {"blocks": "blocks.*"} if isinstance(self.model, Chain) else {}
             with library.in_place():
-                self.handle = library.mimose.auto_checkpoint(self.model, "100%", planner="keep_all")
+                self.handle = library.mimose.auto_checkpoint(
+                    self.model, "100%", planner="keep_all", **named
+                )
 
     def step(self, batch: Batch) -> None:
         out = self.model(**batch)

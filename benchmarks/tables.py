@@ -42,6 +42,7 @@ Writer = Callable[[dict[str, Any]], Iterator[str]]
 WRITERS: dict[str, Writer] = {
     "ablation": costs.ablation,
     "allocator": budgets.allocator,
+    "before_after": costs.before_after,
     "content": content.content,
     "convergence": training.convergence,
     "dtr_against_simrd": field.dtr_against_simrd,

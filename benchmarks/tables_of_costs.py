@@ -41,6 +41,33 @@ def step_cost(result: dict[str, Any]) -> Iterator[str]:
     yield table(["", "µs, median with quartiles", "mean"], rows) + "\n"
 
 
+def before_after(result: dict[str, Any]) -> Iterator[str]:
+    yield f"## A step that keeps everything, against mimose at {result['before_commit']}\n"
+    yield (
+        f"{where(result)}. Both versions and plain training take turns in one process, "
+        f"{result['rounds']} rounds. Microseconds, medians with quartiles.\n"
+    )
+    rows = []
+    for model, found in result["models"].items():
+        added, deciding = found["added_seconds"], found["deciding_seconds"]
+        rows += [
+            [
+                f"{model}: added to a plain step",
+                *(span(added[way], 1e6, digits=0) for way in _WAYS),
+            ],
+            [f"{model}: deciding", *(span(deciding[way], 1e6, digits=0) for way in _WAYS)],
+            [
+                f"{model}: after less before",
+                "",
+                span(found["after_less_before_seconds"], 1e6, digits=0),
+            ],
+        ]
+    yield table(["", *_WAYS], rows) + "\n"
+
+
+_WAYS = ("before", "after")
+
+
 def planning_cost(result: dict[str, Any]) -> Iterator[str]:
     yield "## A decision, called again and again\n"
     yield f"{where(result)}. Microseconds, medians with quartiles.\n"
