@@ -121,11 +121,16 @@ def _probed(case: Case, model: nn.Module, where: Where, *, hardest: bool) -> Ite
 
 
 def budget_of(case: Case, where: Where) -> int:
+    """Beyond what is in use before a run."""
+    clear(where)
+    meter = meter_for(torch.device(where.device))
+    before = meter.read().in_use
+    meter.close()
     kept = peaks(case, where, checkpointed=False)[2:]  # with the optimizer's state
     clear(where)
     least = max(peaks(case, where, checkpointed=True))
     clear(where)
-    return max(int(statistics.median(kept)), int(FLOOR_MARGIN * least))
+    return max(int(statistics.median(kept)), int(FLOOR_MARGIN * least)) - before
 
 
 def clear(where: Where) -> None:
@@ -143,6 +148,7 @@ def train(
     clear(where)
     meter = meter_for(torch.device(where.device))
     before = meter.read()
+    budget += before.in_use
     model = case.make(where).train()
     optimizer = optimizer_of(model)
     options = {**case.options(where)}
@@ -151,22 +157,24 @@ def train(
     handle.subscribe(surprises)
     lost, held, done, began = [], 0, 0, time.monotonic()
     gc.freeze()  # only what is made from here on counts, or each look would take long
-    for number, loss in enumerate(case.losses(model, where, steps, seed)):
-        if time.monotonic() > deadline:
-            break
-        message = _tried(handle, loss)
-        if message is None:
-            optimizer.step()
-        else:
-            lost.append([number, message])
-        optimizer.zero_grad()
-        held, done = max(held, meter.read().peak_held), done + 1
-        if done % LOOK_EVERY == 0:
-            process.look(done)
-    gc.unfreeze()
-    stats, after = handle.stats(), meter.read()
-    handle.detach()
-    meter.close()
+    try:
+        for number, loss in enumerate(case.losses(model, where, steps, seed)):
+            if time.monotonic() > deadline:
+                break
+            message = _tried(handle, loss)
+            if message is None:
+                optimizer.step()
+            else:
+                lost.append([number, message])
+            optimizer.zero_grad()
+            held, done = max(held, meter.read().peak_held), done + 1
+            if done % LOOK_EVERY == 0:
+                process.look(done)
+        stats, after = handle.stats(), meter.read()
+    finally:
+        gc.unfreeze()
+        handle.detach()
+        meter.close()
     return {
         "seed": seed,
         "steps": done,

@@ -20,7 +20,7 @@ SHARES = (0.0, 0.15, 0.4, 0.65, 0.9, 1.0)
 
 def profiles() -> Iterator[tuple[str, Profile]]:
     """Three profiles of each task that was surveyed, with the gradients that its steps allocate."""
-    for path in sorted(RESULTS.glob("*-bench*.jsonl")):
+    for path in sorted(RESULTS.rglob("*-bench*.jsonl")):
         for line in path.open():
             record = json.loads(line)
             if record["kind"] != "survey":
