@@ -15,23 +15,25 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-from mimose.costs import SUBTRACTED, InputSize, Option, Profile, RunCost, StepObservation, peak
+from mimose.costs import InputSize, Profile, StepObservation
 from mimose.estimation.dimensions import Shape
-from mimose.estimation.times import Floats, Times
+from mimose.estimation.rows import (
+    BYTES,
+    OF_STEP,
+    SAVED,
+    Floats,
+    Mask,
+    peaks,
+    profile_of,
+    row_of,
+    signed,
+    signs_of,
+)
+from mimose.estimation.times import Times
 
-_QUANTITIES = RunCost._fields[: RunCost._fields.index("nanoseconds")]
-BYTES = len(_QUANTITIES)
-"""How many of a run's costs are bytes. Its times and flags come after them."""
-_SAVED = _QUANTITIES.index("saved")
-_SUBTRACTED = [name in SUBTRACTED for name in _QUANTITIES]
-_SIGNED = [name in ("boundary", "backward_entry", "between_blocks_peak") for name in _QUANTITIES]
-_OF_STEP = 4
-"""How many quantities are of the step, not of a run: the head's two, the tail, the prelude."""
 _FAIR_ERROR = 0.02
 """The leave-one-out error of the peak, as a share of it, at which predictions are trusted."""
 _TO_DOUBT = 4
@@ -65,7 +67,7 @@ class Fit:
     values: Floats
     """One row an observation, one column a quantity of a run; those of the step come last."""
     coefficients: Floats
-    kinked: npt.NDArray[np.bool_]
+    kinked: Mask
     error: float
     times: Times
     fixed: tuple[bool, ...]
@@ -74,11 +76,11 @@ class Fit:
     _any_kinked: bool = field(init=False)
     _low: list[int] = field(init=False)
     _high: list[int] = field(init=False)
-    _grows: npt.NDArray[np.bool_] = field(init=False)
+    _grows: Mask = field(init=False)
     """Which quantities were never less at a larger size."""
-    _capped: npt.NDArray[np.bool_] = field(init=False)
+    _capped: Mask = field(init=False)
     """Which quantities are never more than at a larger size."""
-    _subtracted: npt.NDArray[np.bool_] = field(init=False)
+    _subtracted: Mask = field(init=False)
     _floor: Floats = field(init=False)
     """The least that each quantity can be."""
     _ladder: _Ladder | None = field(init=False)
@@ -89,11 +91,11 @@ class Fit:
         self._any_kinked = bool(self.kinked.any())
         self._grows = self._rising()
         self._capped = ~self.kinked & self._grows
-        runs, of_step = len(self.fixed), [False] * _OF_STEP
-        self._subtracted = np.array([*_SUBTRACTED * runs, *of_step])
-        self._floor = np.where([*_SIGNED * runs, *of_step], -np.inf, 0.0)
+        runs = len(self.fixed)
+        self._subtracted = signs_of(runs) < 0
+        self._floor = np.where(signed(runs), -np.inf, 0.0)
         one = len(columns) == 1
-        bounds = self._grows | ~np.array([*_SIGNED * runs, *of_step]), self._capped
+        bounds = self._grows | ~signed(runs), self._capped
         self._ladder = _Ladder.of(columns[0], self.values, *bounds) if one else None
 
     @property
@@ -122,19 +124,19 @@ class Fit:
         features = np.array([shape.features(point) for point in points])
         if len(observations) <= features.shape[1]:
             return None
-        values = np.array([_row_of(o.profile) for o in observations], float)
+        values = np.array([row_of(o.profile) for o in observations], float)
         coefficients, _, rank, _ = np.linalg.lstsq(features, values, rcond=None)
         if rank < features.shape[1]:
             return None
         left_out = _leave_one_out(features, values, coefficients)
         fixed = tuple(run.fixed for run in observations[-1].runs)
-        peaks = _peaks(fixed, values)
+        real = peaks(fixed, values)
         # The smallest and the largest do not count: a fit of the others would have to reach beyond
         # its range for them, as predictions never do.
         volume = values.sum(1)
         inner = sorted({*range(len(values))} - {int(volume.argmin()), int(volume.argmax())})
-        wrong = np.abs(_peaks(fixed, left_out[inner]) - peaks[inner]) / peaks[inner]
-        kinked = np.max(np.abs(values - left_out) / peaks[:, :1], axis=0) > _VISIBLE_KINK
+        wrong = np.abs(peaks(fixed, left_out[inner]) - real[inner]) / real[inner]
+        kinked = np.max(np.abs(values - left_out) / real[:, :1], axis=0) > _VISIBLE_KINK
         kinked[-1] = False  # no peak depends on the prelude: its best estimate is wanted
         return cls(
             shape=shape,
@@ -191,12 +193,12 @@ class Fit:
     def _uncertainty(self, features: Floats, row: Floats) -> float:
         """Three standard errors of the peaks, all kept and all recomputed, as a share of them."""
         seen = np.array([self.shape.features(point) for point in self.points])
-        peaks = _peaks(self.fixed, self.values)
+        real = peaks(self.fixed, self.values)
         inverse = np.linalg.pinv(seen)
-        residual = peaks - seen @ (inverse @ peaks)
+        residual = real - seen @ (inverse @ real)
         spread = np.sqrt((residual**2).sum(0) / max(1, len(seen) - seen.shape[1]))
         leverage = 1 + ((features @ inverse) ** 2).sum()
-        return float((3 * spread * np.sqrt(leverage) / _peaks(self.fixed, row[None])[0]).max())
+        return float((3 * spread * np.sqrt(leverage) / peaks(self.fixed, row[None])[0]).max())
 
     def covers(self, size: InputSize) -> bool:
         return self.beyond(size) == 0
@@ -239,7 +241,7 @@ class Fit:
         least = np.where(self._grows | ~signed, self.values[smaller].max(0), -np.inf)
         return np.maximum(row, least)
 
-    def _rising(self) -> npt.NDArray[np.bool_]:
+    def _rising(self) -> Mask:
         """Which quantities were never more at a smaller size.
 
         Others are: what is left after the blocks, above what was there before them.
@@ -286,10 +288,10 @@ class Fit:
                 self.times.backward.nanoseconds(k, saved),
             )
             for k, (saved, fixed, movable) in enumerate(
-                zip(numbers[_SAVED:-_OF_STEP:BYTES], self.fixed, self.movable, strict=True)
+                zip(numbers[SAVED:-OF_STEP:BYTES], self.fixed, self.movable, strict=True)
             )
         ]
-        return _profile_of(size, numbers, others)
+        return profile_of(size, numbers, others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +310,8 @@ class _Ladder:
         cls,
         at: Sequence[int],
         values: Floats,
-        floored: npt.NDArray[np.bool_],
-        capped: npt.NDArray[np.bool_],
+        floored: Mask,
+        capped: Mask,
     ) -> _Ladder:
         order = sorted(range(len(at)), key=at.__getitem__)
         values = values[order]
@@ -341,46 +343,9 @@ def _at_most(a: Sequence[float], b: Sequence[float]) -> bool:
     return all(x <= y for x, y in zip(a, b, strict=True))
 
 
-def _row_of(profile: Profile) -> list[int]:
-    """All that is fitted of a profile, in a row."""
-    row = [number for run in profile.runs for number in run[:BYTES]]
-    return [*row, profile.head_forward, profile.head_backward, profile.tail, profile.prelude or 0]
-
-
-_Others = tuple[int, bool, bool, int]
-"""What is not fitted of a run: the costs after its bytes."""
-
-
-def _profile_of(size: InputSize, numbers: Sequence[int], others: Sequence[_Others]) -> Profile:
-    """The profile that has these numbers in its row."""
-    runs = [
-        RunCost._make((*numbers[k * BYTES : (k + 1) * BYTES], *rest))
-        for k, rest in enumerate(others)
-    ]
-    head_forward, head_backward, tail, prelude = numbers[-_OF_STEP:]
-    return Profile(size, tuple(runs), head_forward, head_backward, tail, prelude)
-
-
 def _leave_one_out(features: Floats, values: Floats, coefficients: Floats) -> Floats:
     """What each observation would be predicted as by a fit of all the others."""
     projection = features @ np.linalg.pinv(features)
     leverage = np.clip(np.diag(projection), 0, 1 - 1e-6)
     residual: Floats = (values - features @ coefficients) / (1 - leverage)[:, None]
     return values - residual
-
-
-_ANY_SIZE = InputSize((), ())
-
-
-def _peaks(fixed: tuple[bool, ...], rows: Floats) -> Floats:
-    """The peaks of each row, all kept and all recomputed."""
-    peaks = [_peaks_of(fixed, tuple(row)) for row in rows.round().astype(int).tolist()]
-    return np.array(peaks, float).reshape(-1, 2)
-
-
-@lru_cache(maxsize=256)
-def _peaks_of(fixed: tuple[bool, ...], row: tuple[int, ...]) -> tuple[int, int]:
-    """The same of one row. Each fit asks for those of all older observations again."""
-    profile = _profile_of(_ANY_SIZE, row, [(0, stays, False, 0) for stays in fixed])
-    kept, recomputed = [Option.KEEP] * len(fixed), [Option.RECOMPUTE] * len(fixed)
-    return max(1, peak(profile, kept)), max(1, peak(profile, recomputed))
