@@ -42,7 +42,7 @@ class Shape:
     @classmethod
     def of(cls, sizes: Sequence[InputSize]) -> Shape:
         """The shape of these sizes, of one layout. The very first dimension is taken for the
-        batch; `alternatives` has the others."""
+        batch; `candidates` has the others."""
         constants: list[tuple[int, int]] = []
         groups: list[tuple[_Floats, list[Member]]] = []
         for position, column in enumerate(np.array([size.dims for size in sizes], float).T):
@@ -64,15 +64,13 @@ class Shape:
         layout, batch = sizes[0].layout, next(first, None)
         return cls(layout, tuple(constants), symbols, batch, of_pass if several else None)
 
-    def alternatives(self) -> Iterator[Shape]:
-        """This shape, then the same with no symbol, or another one, for the batch; and with passes
-        that meet."""
-        yield self
-        for batch in (None, *range(len(self.symbols))):
-            if batch != self.batch:
-                yield replace(self, batch=batch)
-        if self.of_pass is not None:
-            yield replace(self, of_pass=None)
+    def candidates(self) -> Iterator[list[Shape]]:
+        """Shapes that may explain bytes, those to try first, first: this one; then no symbol, or
+        another one, is the batch, or passes meet."""
+        yield [self]
+        batches = {None, *range(len(self.symbols))} - {self.batch}
+        others = [replace(self, batch=batch) for batch in batches]
+        yield others if self.of_pass is None else [*others, replace(self, of_pass=None)]
 
     @property
     def varying(self) -> frozenset[int]:

@@ -3,23 +3,25 @@
 Bytes are polynomials of the shape: a constant plus the batch times monomials of the other sizes up
 to degree two. The fit is one linear least-squares problem.
 
-Levels follow such polynomials exactly. Peaks are the largest of several of them, so they have kinks
-that no polynomial follows; but they stay convex, and for a convex function the chord between two
-observed sizes is never too low. So where a quantity's own leave-one-out error says that it has
-kinks, the larger of fit and chord is taken.
+Levels follow it exactly. Peaks are the largest of several levels, so they have kinks that no
+polynomial follows. Where a quantity's own leave-one-out error says that it does not follow the fit,
+the most that it can be by the observations is taken (`kinks.py`).
+
+Whether to trust all this, the peaks of observations tell: what would others have said of them?
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from mimose.costs import InputSize, Profile, StepObservation
 from mimose.estimation.dimensions import Shape
+from mimose.estimation.kinks import Kinks, Ladder, Scatter
+from mimose.estimation.regression import Regression
 from mimose.estimation.rows import (
     BYTES,
     OF_STEP,
@@ -32,10 +34,12 @@ from mimose.estimation.rows import (
     signed,
     signs_of,
 )
+from mimose.estimation.seen import Seen
 from mimose.estimation.times import Times
 
 _FAIR_ERROR = 0.02
-"""The leave-one-out error of the peak, as a share of it, at which predictions are trusted."""
+"""The leave-one-out error of peaks, as a share of them, up to which predictions are trusted: how
+much too low one is at most, and how much too high they are on average."""
 _TO_DOUBT = 4
 """Observations it takes to doubt that the first dimension is the batch."""
 _EXACT_ERROR = 0.001
@@ -59,92 +63,102 @@ _STEEPEST = 6
 
 @dataclass(slots=True)
 class Fit:
-    """Polynomials through all observations of one pattern, and where to believe them."""
+    """What observations of one pattern say of other sizes, and where to believe it."""
 
-    shape: Shape
-    points: list[list[int]]
-    """The varying dimensions of each observation."""
-    values: Floats
-    """One row an observation, one column a quantity of a run; those of the step come last."""
-    coefficients: Floats
+    regression: Regression
+    seen: Seen
     kinked: Mask
-    error: float
+    """Which quantities do not follow the regression."""
+    kinks: Kinks
+    errors: Floats
+    """How much too high the peaks of observations, all kept and all recomputed, would have been
+    predicted by the others, as a share of them."""
+    margins: list[float | None]
+    """By how much predictions are raised in each place (`Kinks.places`) so as not to be too low, as
+    a share; None where they cannot be trusted."""
     times: Times
     fixed: tuple[bool, ...]
     movable: tuple[bool, ...]
     """Whether the input of each run can be moved, by the latest observation."""
-    _any_kinked: bool = field(init=False)
-    _low: list[int] = field(init=False)
-    _high: list[int] = field(init=False)
-    _grows: Mask = field(init=False)
-    """Which quantities were never less at a larger size."""
-    _capped: Mask = field(init=False)
-    """Which quantities are never more than at a larger size."""
-    _subtracted: Mask = field(init=False)
-    _floor: Floats = field(init=False)
-    """The least that each quantity can be."""
-    _ladder: _Ladder | None = field(init=False)
 
-    def __post_init__(self) -> None:
-        columns = list(zip(*self.points, strict=True))
-        self._low, self._high = [min(c) for c in columns], [max(c) for c in columns]
-        self._any_kinked = bool(self.kinked.any())
-        self._grows = self._rising()
-        self._capped = ~self.kinked & self._grows
-        runs = len(self.fixed)
-        self._subtracted = signs_of(runs) < 0
-        self._floor = np.where(signed(runs), -np.inf, 0.0)
-        one = len(columns) == 1
-        bounds = self._grows | ~signed(runs), self._capped
-        self._ladder = _Ladder.of(columns[0], self.values, *bounds) if one else None
+    @property
+    def shape(self) -> Shape:
+        return self.regression.shape
+
+    @property
+    def error(self) -> float:
+        """The largest leave-one-out error of the peaks, as a share of them."""
+        return float(np.abs(self.errors).max(initial=0))
+
+    @property
+    def shortfall(self) -> float:
+        """By how much a peak would have been predicted too low at most, as a share of it."""
+        return float(np.maximum(-self.errors, 0).max(initial=0))
+
+    @property
+    def exact(self) -> bool:
+        return self.error <= _EXACT_ERROR
 
     @property
     def fair(self) -> bool:
-        return self.error <= _FAIR_ERROR
+        """Whether predictions can be trusted in most places."""
+        return 2 * self.margins.count(None) <= len(self.margins)
+
+    # Fitting
 
     @classmethod
     def of(cls, observations: list[StepObservation]) -> Fit | None:
-        """The fit of these, with the dimension for the batch that explains them best."""
-        usual, *others = Shape.of([o.size for o in observations]).alternatives()
-        best = cls.with_shape(usual, observations)
-        if len(observations) < _TO_DOUBT or (best is not None and best.fair):
-            return best
+        """The fit of these with the shape that explains them best."""
+        usual = Shape.of([o.size for o in observations])
+        values = np.array([row_of(o.profile) for o in observations], float)
+        if len(observations) < _TO_DOUBT:
+            return cls._best_of([usual], observations, values)
+        best, enough = None, False
+        for shapes in usual.candidates():
+            fit = cls._best_of(shapes, observations, values)
+            enough |= fit is not None and fit.shape == usual
+            if best is None or (fit is not None and fit.error < best.error):
+                best = fit
+            if best is not None and (best.exact or (enough and best.fair)):
+                return best
         # While there are too few for the usual one, another has to explain them exactly: sizes that
         # lie near one line seem to be explained by much.
-        least = _EXACT_ERROR if best is None else best.error
-        for shape in others:
-            fit = cls.with_shape(shape, observations)
-            if fit is not None and fit.error < least:
-                best, least = fit, fit.error
-        return best
+        return best if enough else None
 
     @classmethod
-    def with_shape(cls, shape: Shape, observations: list[StepObservation]) -> Fit | None:
-        points = [shape.point(o.size) for o in observations]
-        features = np.array([shape.features(point) for point in points])
-        if len(observations) <= features.shape[1]:
-            return None
-        values = np.array([row_of(o.profile) for o in observations], float)
-        coefficients, _, rank, _ = np.linalg.lstsq(features, values, rcond=None)
-        if rank < features.shape[1]:
-            return None
-        left_out = _leave_one_out(features, values, coefficients)
+    def _best_of(
+        cls, shapes: list[Shape], observations: list[StepObservation], values: Floats
+    ) -> Fit | None:
+        """The fit with that of the shapes which leaves the fewest bytes unexplained."""
+        found = (Regression.of(s, [s.point(o.size) for o in observations], values) for s in shapes)
+        best = min(filter(None, found), key=lambda r: r.unexplained, default=None)
+        return None if best is None else cls._with(best, observations, values)
+
+    @classmethod
+    def _with(
+        cls, regression: Regression, observations: list[StepObservation], values: Floats
+    ) -> Fit:
         fixed = tuple(run.fixed for run in observations[-1].runs)
-        real = peaks(fixed, values)
+        real, predicted, signs = peaks(fixed, values), regression.left_out, signs_of(len(fixed))
+        visible = _VISIBLE_KINK * real[:, 0]
+        kinked: Mask = np.any(np.abs(values - predicted) > visible[:, None], axis=0)
+        kinked[-1] = False  # no peak depends on the prelude: its best estimate is wanted
+        kinks = _kinks(regression, values, signs, visible)
+        predicted = np.where(kinked, kinks.left_out * signs, predicted)
         # The smallest and the largest do not count: a fit of the others would have to reach beyond
         # its range for them, as predictions never do.
         volume = values.sum(1)
         inner = sorted({*range(len(values))} - {int(volume.argmin()), int(volume.argmax())})
-        wrong = np.abs(peaks(fixed, left_out[inner]) - real[inner]) / real[inner]
-        kinked = np.max(np.abs(values - left_out) / real[:, :1], axis=0) > _VISIBLE_KINK
-        kinked[-1] = False  # no peak depends on the prelude: its best estimate is wanted
+        errors = peaks(fixed, predicted[inner]) / real[inner] - 1
+        extremes = dict(zip(inner, zip(errors.min(1), errors.max(1), strict=True), strict=True))
+        places = [[extremes[i] for i in place if i in extremes] for place in kinks.places]
         return cls(
-            shape=shape,
-            points=points,
-            values=values,
-            coefficients=coefficients,
+            regression=regression,
+            seen=Seen.of(regression.points, values),
             kinked=kinked,
-            error=float(wrong.max(initial=0)),
+            kinks=kinks,
+            errors=errors,
+            margins=[_margin_of(place) for place in places],
             times=Times.of(observations),
             fixed=fixed,
             movable=tuple(run.input_movable for run in observations[-1].runs),
@@ -154,132 +168,46 @@ class Fit:
         """The times of the same observations are known now; their bytes are as they were."""
         self.times = Times.of(observations)
 
+    # Predicting
+
     def predict(self, size: InputSize, *, upper_end: bool = False) -> Profile | None:
         """The profile at a size between those seen, or a little beyond; None further out.
 
         `upper_end` gives the most that observations give reason to expect, where they scatter.
         """
         point = self.shape.covering_point(size)
-        reach = _REACH if self.error > _EXACT_ERROR else _EXACT_REACH
-        if point is None or (beyond := self._beyond(point)) > reach:
+        reach = _EXACT_REACH if self.shortfall <= _EXACT_ERROR else _REACH
+        if point is None or (beyond := self.seen.beyond(point)) > reach:
             return None
-        row: Floats = np.dot(self.shape.features(point), self.coefficients)
-        if upper_end:
-            row = self._upper_end(row)
-        else:
-            row = self._mind_kinks(point, self._within_neighbours(point, row))
+        row = self.regression.predict(point)
+        row = self._upper_end(point, row) if upper_end else self._safe(point, row)
         if beyond > 0:
             row = row * (1 + beyond * 0.5)
             if len(point) == 1:  # a fit of sizes that lie close together may shoot up
-                row = np.minimum(row, self.values.max(0) * (1 + beyond) ** _STEEPEST)
+                row = np.minimum(row, self.seen.values.max(0) * (1 + beyond) ** _STEEPEST)
         return self._profile(size, row)
 
-    def extrapolate(self, size: InputSize) -> tuple[Profile, float] | None:
-        """The profile at a size beyond those seen, and how far off its peaks may be, as a share.
+    def _safe(self, point: Sequence[float], row: Floats) -> Floats:
+        """The row that is not too low: of what is subtracted, not too high."""
+        row, signs = self._within_neighbours(point, row), signs_of(len(self.fixed))
+        if self.kinked.any():
+            row = np.where(self.kinked, self.kinks.safe(point, row * signs) * signs, row)
+        margin = self.margins[self.kinks.place(point)]
+        return np.where(signs > 0, row * (1 + margin), row) if margin else row
 
-        For questions, not for plans: memory is taken to go on growing as it did between the sizes
-        seen. None where the answer would be a guess.
-        """
-        point = self.shape.covering_point(size)
-        if point is None or not self.fair:
-            return None
-        features = np.array(self.shape.features(point))
-        row = self._within_neighbours(point, np.dot(features, self.coefficients))
-        uncertainty = max(self._uncertainty(features, row), _PER_SIZE * self.beyond(size))
-        if uncertainty > _MOST_UNCERTAIN:
-            return None
-        return self._profile(size, row), uncertainty
-
-    def _uncertainty(self, features: Floats, row: Floats) -> float:
-        """Three standard errors of the peaks, all kept and all recomputed, as a share of them."""
-        seen = np.array([self.shape.features(point) for point in self.points])
-        real = peaks(self.fixed, self.values)
-        inverse = np.linalg.pinv(seen)
-        residual = real - seen @ (inverse @ real)
-        spread = np.sqrt((residual**2).sum(0) / max(1, len(seen) - seen.shape[1]))
-        leverage = 1 + ((features @ inverse) ** 2).sum()
-        return float((3 * spread * np.sqrt(leverage) / peaks(self.fixed, row[None])[0]).max())
-
-    def covers(self, size: InputSize) -> bool:
-        return self.beyond(size) == 0
-
-    def between(self, size: InputSize) -> bool:
-        """Whether a size lies between those seen. Below them a quantity may have a kink that no
-        observation has shown."""
-        point = self.shape.covering_point(size)
-        return point is not None and _at_most(self._low, point) and not self._beyond(point)
-
-    def beyond(self, size: InputSize) -> float:
-        """How far a size lies beyond the largest seen, as a share of it; inf if it has a dimension
-        that never varied."""
-        point = self.shape.covering_point(size)
-        return math.inf if point is None else self._beyond(point)
-
-    def _beyond(self, point: Sequence[float]) -> float:
-        shares = [(x - high) / max(high, 1) for x, high in zip(point, self._high, strict=True)]
-        return max(0.0, *shares) if shares else 0.0
-
-    def inside(self, size: InputSize) -> bool:
-        """Whether a size is of just this shape and between the smallest and the largest seen."""
-        if not self.shape.describes(size):
-            return False
-        point = self.shape.point(size)
-        return _at_most(self._low, point) and _at_most(point, self._high)
+    def _upper_end(self, point: Sequence[float], row: Floats) -> Floats:
+        """The same if no quantity follows the regression."""
+        signs = signs_of(len(self.fixed))
+        scatter = Scatter.of(self.regression.left_out * signs, self.seen.values * signs)
+        return scatter.safe(point, row * signs) * signs
 
     def _within_neighbours(self, point: Sequence[float], row: Floats) -> Floats:
-        """No more than at any larger size seen, no less than at any smaller one: memory grows with
-        size, and where sizes seen lie close together, a fit may bend far away from them."""
-        if self._ladder is not None:
-            return self._ladder.within(point[0], row)
-        larger = [i for i, other in enumerate(self.points) if _at_most(point, other)]
-        smaller = [i for i, other in enumerate(self.points) if _at_most(other, point)]
-        if larger:
-            row = np.where(self._capped, np.minimum(row, self.values[larger].min(0)), row)
-        if not smaller:
-            return row
-        signed = np.isinf(self._floor)
-        least = np.where(self._grows | ~signed, self.values[smaller].max(0), -np.inf)
-        return np.maximum(row, least)
-
-    def _rising(self) -> Mask:
-        """Which quantities were never more at a smaller size.
-
-        Others are: what is left after the blocks, above what was there before them.
-        """
-        points, rising = np.array(self.points), np.ones(self.values.shape[1], bool)
-        for point, row in zip(points, self.values, strict=True):
-            larger = (points >= point).all(1)
-            rising &= row <= self.values[larger].min(0)
-        return rising
-
-    def _mind_kinks(self, point: Sequence[float], row: Floats) -> Floats:
-        """What a kinked quantity is at most, as far as observations tell."""
-        if not self._any_kinked:
-            return row
-        ladder = self._ladder
-        if ladder is not None and point[0] <= ladder.at[0]:
-            least = most = ladder.values[0]
-        elif ladder is not None and (neighbours := ladder.neighbours(point[0])) is not None:
-            chord, least = neighbours
-            most = np.maximum(row, chord)
-        else:
-            return np.where(self.kinked, self._upper_end(row), row)
-        safe = np.where(self._subtracted, np.minimum(row, least), most)
-        return np.where(self.kinked, safe, row)
-
-    def _upper_end(self, row: Floats) -> Floats:
-        """The most that observations give reason to expect, where they scatter about the fit; of
-        what is subtracted, the least."""
-        features = np.array([self.shape.features(point) for point in self.points])
-        fitted: Floats = features @ self.coefficients
-        above, below = np.maximum(self.values - fitted, 0), np.maximum(fitted - self.values, 0)
-        share = (above / np.maximum(fitted, 1)).max(0)
-        upper = row + np.minimum(np.abs(row) * share, above.max(0))
-        safe: Floats = np.where(self._subtracted, row - below.max(0), upper)
-        return safe
+        may_be_negative = signed(len(self.fixed))
+        return self.seen.within_neighbours(point, row, ~self.kinked, ~may_be_negative)
 
     def _profile(self, size: InputSize, row: Floats) -> Profile:
-        numbers: list[int] = np.maximum(row, self._floor).round().astype(np.int64).tolist()
+        least = np.where(signed(len(self.fixed)), -np.inf, 0.0)
+        numbers: list[int] = np.maximum(row, least).round().astype(np.int64).tolist()
         others = [
             (
                 self.times.recompute.nanoseconds(k, saved),
@@ -293,59 +221,77 @@ class Fit:
         ]
         return profile_of(size, numbers, others)
 
+    # Where to believe it
 
-@dataclass(frozen=True, slots=True)
-class _Ladder:
-    """Sizes seen that differ in one dimension, the smallest first, and what they say of others."""
+    def fair_at(self, size: InputSize) -> bool:
+        """Whether predictions can be trusted at a size, as far as observations near it tell."""
+        point = self.shape.covering_point(size)
+        if point is None or not self.fair:
+            return False
+        return self.margins[self.kinks.place(point)] is not None
 
-    at: list[int]
-    values: Floats
-    floor: Floats
-    """The most that was seen up to each size."""
-    ceiling: Floats
-    """The least that was seen from each size on; infinite for quantities that have no cap."""
+    def between(self, size: InputSize) -> bool:
+        """Whether a size lies between those seen. Below them a quantity may have a kink that no
+        observation has shown."""
+        point = self.shape.covering_point(size)
+        return point is not None and self.seen.between(point)
 
-    @classmethod
-    def of(
-        cls,
-        at: Sequence[int],
-        values: Floats,
-        floored: Mask,
-        capped: Mask,
-    ) -> _Ladder:
-        order = sorted(range(len(at)), key=at.__getitem__)
-        values = values[order]
-        ceiling = np.minimum.accumulate(values[::-1], axis=0)[::-1].copy()
-        ceiling[:, ~capped] = np.inf
-        floor = np.maximum.accumulate(values, axis=0)
-        floor[:, ~floored] = -np.inf
-        return cls([at[i] for i in order], values, floor, ceiling)
+    def beyond(self, size: InputSize) -> float:
+        """How far a size lies beyond the largest seen, as a share of it; inf if it has a dimension
+        that never varied."""
+        point = self.shape.covering_point(size)
+        return math.inf if point is None else self.seen.beyond(point)
 
-    def within(self, x: float, row: Floats) -> Floats:
-        """The row, no lower than at any smaller size, no higher than at any larger one."""
-        larger, smaller = bisect_left(self.at, x), bisect_right(self.at, x) - 1
-        if larger < len(self.at):
-            row = np.minimum(row, self.ceiling[larger])
-        return np.maximum(row, self.floor[smaller]) if smaller >= 0 else row
+    def covers(self, size: InputSize) -> bool:
+        return self.beyond(size) == 0
 
-    def neighbours(self, x: float) -> tuple[Floats, Floats] | None:
-        """What lies on the line between the next smaller and the next larger size, and the least at
-        both, if both are."""
-        right = bisect_left(self.at, x)
-        if not 0 < right < len(self.at):
+    def inside(self, size: InputSize) -> bool:
+        """Whether a size is of just this shape and between the smallest and the largest seen."""
+        return self.shape.describes(size) and self.between(size)
+
+    # Questions
+
+    def extrapolate(self, size: InputSize) -> tuple[Profile, float] | None:
+        """The profile at a size beyond those seen, and how far off its peaks may be, as a share.
+
+        For questions, not for plans: memory is taken to go on growing as it did between the sizes
+        seen. None where the answer would be a guess.
+        """
+        point = self.shape.covering_point(size)
+        if point is None or not self.fair:
             return None
-        share = (x - self.at[right - 1]) / (self.at[right] - self.at[right - 1])
-        low, high = self.values[right - 1], self.values[right]
-        return low + share * (high - low), np.minimum(low, high)
+        row = self._within_neighbours(point, self.regression.predict(point))
+        uncertainty = max(self._uncertainty(point, row), _PER_SIZE * self.beyond(size))
+        if uncertainty > _MOST_UNCERTAIN:
+            return None
+        return self._profile(size, row), uncertainty
+
+    def _uncertainty(self, point: Sequence[float], row: Floats) -> float:
+        """Three standard errors of the peaks, all kept and all recomputed, as a share of them."""
+        seen = np.array([self.shape.features(each) for each in self.regression.points])
+        asked = np.array(self.shape.features(point))
+        real, inverse = peaks(self.fixed, self.seen.values), np.linalg.pinv(seen)
+        residual = real - seen @ (inverse @ real)
+        spread = np.sqrt((residual**2).sum(0) / max(1, len(seen) - seen.shape[1]))
+        leverage = 1 + ((asked @ inverse) ** 2).sum()
+        return float((3 * spread * np.sqrt(leverage) / peaks(self.fixed, row[None])[0]).max())
 
 
-def _at_most(a: Sequence[float], b: Sequence[float]) -> bool:
-    return all(x <= y for x, y in zip(a, b, strict=True))
+def _kinks(regression: Regression, values: Floats, signs: Floats, visible: Floats) -> Kinks:
+    """What neighbours say, if one dimension varies; else what all observations say."""
+    predicted, values = regression.left_out * signs, values * signs
+    if len(regression.points[0]) == 1:
+        return Ladder.of([x for (x,) in regression.points], predicted, values, visible)
+    return Scatter.of(predicted, values)
 
 
-def _leave_one_out(features: Floats, values: Floats, coefficients: Floats) -> Floats:
-    """What each observation would be predicted as by a fit of all the others."""
-    projection = features @ np.linalg.pinv(features)
-    leverage = np.clip(np.diag(projection), 0, 1 - 1e-6)
-    residual: Floats = (values - features @ coefficients) / (1 - leverage)[:, None]
-    return values - residual
+def _margin_of(errors: list[tuple[float, float]]) -> float | None:
+    """By how much to raise predictions whose peaks are off by between the two of each pair; None
+    if they would be too high then."""
+    if not errors:
+        return 0.0
+    shortfall = -min(0.0, *(low for low, _ in errors))
+    excess = sum(max(0.0, high) for _, high in errors) / len(errors)
+    if shortfall + excess > _FAIR_ERROR:
+        return None
+    return shortfall if shortfall > _VISIBLE_KINK else 0.0
