@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -39,7 +39,8 @@ class WithLossInChunks(nn.Module):
 
 
 def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
-    loss: torch.Tensor = model(**batch)
+    output = model(**batch)
+    loss: torch.Tensor = output if isinstance(output, torch.Tensor) else output.loss
     return loss
 
 
@@ -89,4 +90,51 @@ def test_mixed_lengths_are_soon_trusted_under_a_loss_in_chunks(
     batches = [{"input_ids": torch.randint(0, 400, (1, length))} for length in drawn]
     model = WithLossInChunks(trained_head=trained_head)
     records = trained(model, batches)
+    assert_soon_trusted(records, untrusted)
+
+
+class Strided(nn.Module):
+    """Convolutions in strides: of 2 in the stem, then of 4 and of 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        widths = [16, 32, 32, 32, 32, 32, 64, 64, 64, 64]
+        self.blocks = nn.ModuleList(map(self._block, widths, widths[1:]))
+
+    @staticmethod
+    def _block(before: int, after: int) -> nn.Sequential:
+        stride = after // before
+        return nn.Sequential(
+            nn.Conv2d(before, after, 3, stride=stride, padding=1),
+            nn.GroupNorm(2, after),
+            nn.GELU(),
+            nn.Conv2d(after, after, 3, padding=1),
+            nn.GELU(),
+        )
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden = self.stem(pixel_values)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return F.cross_entropy(hidden.mean((2, 3)), labels)
+
+
+def images(count: int, low: int, high: int) -> list[Batch]:
+    """Lying and standing ones, a batch of one size each."""
+    dice, batches = random.Random(1), []
+    for _ in range(count):
+        sides = [dice.randint(low, high), dice.randint(low, high)]
+        labels = torch.randint(0, 2, (2,))
+        batches.append({"pixel_values": torch.randn(2, 3, *sides), "labels": labels})
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("make", "untrusted"),
+    [(Strided, 14), (lambda: models.swin()[0], 16)],
+    ids=["strides", "windows"],
+)
+def test_images_of_any_size_are_soon_trusted(make: Callable[[], nn.Module], untrusted: int) -> None:
+    records = trained(make(), images(45, 40, 80))
     assert_soon_trusted(records, untrusted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mimose.costs import InputSize, Layout
+from mimose.estimation.areas import WINDOWS, areas, extents, pairs
 
 _Floats = npt.NDArray[np.float64]
 
@@ -35,6 +37,9 @@ class Shape:
     """Positions that vary together, a group each; the first stands for all."""
     batch: int | None
     """The symbol that bytes are proportional to, if there is one."""
+    window: int | None = None
+    """If bytes follow the area of all dimensions but the batch in steps (`areas.py`), the side of
+    windows, 0 for none; None if they follow each dimension."""
     of_pass: tuple[int, ...] | None = None
     """The pass that each symbol belongs to, if there are several that do not meet: what one takes
     does not depend on the other's size."""
@@ -62,15 +67,24 @@ class Shape:
         of_pass = tuple(bisect_right(ends, group[0].position) for group in symbols)
         several = len(set(of_pass)) > 1
         layout, batch = sizes[0].layout, next(first, None)
-        return cls(layout, tuple(constants), symbols, batch, of_pass if several else None)
+        return cls(layout, tuple(constants), symbols, batch, of_pass=of_pass if several else None)
 
     def candidates(self) -> Iterator[list[Shape]]:
-        """Shapes that may explain bytes, those to try first, first: this one; then no symbol, or
-        another one, is the batch, or passes meet."""
+        """Shapes that may explain bytes, those to try first, first.
+
+        If several dimensions vary, areas come even before this shape, since they have fewer terms.
+        Then no symbol, or another one, is the batch, or passes meet; areas in windows come last.
+        """
+        free = len(self.symbols) - (self.batch is not None)
+        in_areas = free > 1 and self.of_pass is None
+        if in_areas:
+            yield [replace(self, window=0)]
         yield [self]
         batches = {None, *range(len(self.symbols))} - {self.batch}
         others = [replace(self, batch=batch) for batch in batches]
         yield others if self.of_pass is None else [*others, replace(self, of_pass=None)]
+        if in_areas:
+            yield [replace(self, window=window) for window in WINDOWS]
 
     @property
     def varying(self) -> frozenset[int]:
@@ -102,21 +116,45 @@ class Shape:
         )
 
     def features(self, point: Sequence[float]) -> list[float]:
-        """1, then the batch times each monomial of the other dimensions up to degree two.
+        """1, then the batch times each area in steps, or times each monomial of the other
+        dimensions up to degree two.
 
         In plain numbers: predictions are made in the middle of steps, where whatever has not run
         for a while is slow, and NumPy's many small functions most of all.
         """
-        batch = 1.0 if self.batch is None else point[self.batch]
-        others = [x for i, x in enumerate(point) if i != self.batch]
-        if self.of_pass is None:
-            products = [a * b for i, a in enumerate(others) for b in others[i:]]
+        batch, others = self._batch_and_others(point)
+        if self.window is None:
+            products = [*others, *self._products(others)]
         else:
-            of = [p for i, p in enumerate(self.of_pass) if i != self.batch]
-            pairs = combinations_with_replacement(range(len(others)), 2)
-            products = [others[i] * others[j] for i, j in pairs if of[i] == of[j]]
-        alone = [] if self.batch is None else [batch]
-        return [1.0, *alone, *(batch * x for x in others), *(batch * x for x in products)]
+            products = areas(others, self.window)
+        return [1.0, *batch, *(math.prod(batch) * x for x in products)]
+
+    def _batch_and_others(self, point: Sequence[float]) -> tuple[list[float], list[float]]:
+        """The batch, if there is one, and all other dimensions."""
+        batch = [] if self.batch is None else [point[self.batch]]
+        return batch, [x for i, x in enumerate(point) if i != self.batch]
+
+    def _products(self, others: Sequence[float]) -> list[float]:
+        """Of every two dimensions that meet."""
+        if self.of_pass is None:
+            return [a * b for a, b in combinations_with_replacement(others, 2)]
+        of = [p for i, p in enumerate(self.of_pass) if i != self.batch]
+        both = combinations_with_replacement(zip(others, of, strict=True), 2)
+        return [a * b for (a, of_a), (b, of_b) in both if of_a == of_b]
+
+    def choices(self, features: int) -> list[list[int]]:
+        """Which of so many features one quantity may consist of."""
+        if self.window is None:
+            return [list(range(features))]
+        always = list(range(1 if self.batch is None else 2))
+        return [[*always, len(always) + i, len(always) + j] for i, j in pairs(self.window)]
+
+    def extent(self, point: Sequence[float]) -> list[float]:
+        """What must lie between the sizes seen for a point to do so."""
+        if self.window is None:
+            return list(point)
+        batch, others = self._batch_and_others(point)
+        return [*batch, *extents(others, self.window)]
 
 
 def _line(leader: _Floats, column: _Floats) -> tuple[float, float] | None:

@@ -1,7 +1,7 @@
 """One fit for all runs and all quantities at once: observations in, a profile at any size out.
 
 Bytes are polynomials of the shape: a constant plus the batch times monomials of the other sizes up
-to degree two. The fit is one linear least-squares problem.
+to degree two, or times areas that are counted in steps. The fit is linear least squares.
 
 Levels follow it exactly. Peaks are the largest of several levels, so they have kinks that no
 polynomial follows. Where a quantity's own leave-one-out error says that it does not follow the fit,
@@ -154,7 +154,7 @@ class Fit:
         places = [[extremes[i] for i in place if i in extremes] for place in kinks.places]
         return cls(
             regression=regression,
-            seen=Seen.of(regression.points, values),
+            seen=Seen.of(regression.shape, regression.points, values),
             kinked=kinked,
             kinks=kinks,
             errors=errors,
@@ -177,7 +177,7 @@ class Fit:
         """
         point = self.shape.covering_point(size)
         reach = _EXACT_REACH if self.shortfall <= _EXACT_ERROR else _REACH
-        if point is None or (beyond := self.seen.beyond(point)) > reach:
+        if point is None or (beyond := self.seen.beyond(self.shape.extent(point))) > reach:
             return None
         row = self.regression.predict(point)
         row = self._upper_end(point, row) if upper_end else self._safe(point, row)
@@ -234,13 +234,13 @@ class Fit:
         """Whether a size lies between those seen. Below them a quantity may have a kink that no
         observation has shown."""
         point = self.shape.covering_point(size)
-        return point is not None and self.seen.between(point)
+        return point is not None and self.seen.between(self.shape.extent(point))
 
     def beyond(self, size: InputSize) -> float:
         """How far a size lies beyond the largest seen, as a share of it; inf if it has a dimension
         that never varied."""
         point = self.shape.covering_point(size)
-        return math.inf if point is None else self.seen.beyond(point)
+        return math.inf if point is None else self.seen.beyond(self.shape.extent(point))
 
     def covers(self, size: InputSize) -> bool:
         return self.beyond(size) == 0
@@ -268,8 +268,9 @@ class Fit:
 
     def _uncertainty(self, point: Sequence[float], row: Floats) -> float:
         """Three standard errors of the peaks, all kept and all recomputed, as a share of them."""
-        seen = np.array([self.shape.features(each) for each in self.regression.points])
-        asked = np.array(self.shape.features(point))
+        features = [self.shape.features(each) for each in (*self.regression.points, point)]
+        used = np.array(features)[:, self.shape.choices(len(features[0]))[0]]
+        seen, asked = used[:-1], used[-1]
         real, inverse = peaks(self.fixed, self.seen.values), np.linalg.pinv(seen)
         residual = real - seen @ (inverse @ real)
         spread = np.sqrt((residual**2).sum(0) / max(1, len(seen) - seen.shape[1]))

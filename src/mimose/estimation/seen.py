@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mimose.estimation.dimensions import Shape
 from mimose.estimation.rows import Floats, Mask
 
 _NEAR = 0.01
@@ -22,31 +23,31 @@ class Seen:
     values: Floats
     """One row an observation, one column a quantity."""
     low: list[float]
-    """The least of each dimension."""
+    """The least of each extent (`Shape.extent`)."""
     high: list[float]
     grows: Mask
     """Which quantities were never less at a larger size. Others are: what is left after the blocks,
     above what was there before them."""
 
     @classmethod
-    def of(cls, points: Sequence[Sequence[int]], values: Floats) -> Seen:
-        columns = list(zip(*points, strict=True))
+    def of(cls, shape: Shape, points: Sequence[Sequence[int]], values: Floats) -> Seen:
+        extents = list(zip(*map(shape.extent, points), strict=True))
         at = np.array(points)
         grows = np.ones(values.shape[1], bool)
         for point, row in zip(at, values, strict=True):
             larger = (at >= point).all(1)
             grows &= row <= values[larger].min(0)
-        return cls(at, values, [*map(min, columns)], [*map(max, columns)], grows)
+        return cls(at, values, [*map(min, extents)], [*map(max, extents)], grows)
 
-    def beyond(self, point: Sequence[float]) -> float:
+    def beyond(self, extent: Sequence[float]) -> float:
         """How far a size lies beyond the largest, as a share of it."""
-        both = zip(point, self.high, strict=True)
+        both = zip(extent, self.high, strict=True)
         return max(0.0, *((x - high) / max(high, 1) for x, high in both))
 
-    def between(self, point: Sequence[float]) -> bool:
+    def between(self, extent: Sequence[float]) -> bool:
         """Whether a size lies between those observed, or next to them."""
-        above = all(x >= low * (1 - _NEAR) for x, low in zip(point, self.low, strict=True))
-        return above and self.beyond(point) <= _NEAR
+        above = all(x >= low * (1 - _NEAR) for x, low in zip(extent, self.low, strict=True))
+        return above and self.beyond(extent) <= _NEAR
 
     def within_neighbours(
         self, point: Sequence[float], row: Floats, capped: Mask, floored: Mask
