@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,66 +17,33 @@ from hypothesis import strategies as st
 
 from chains import steady
 from mimose.costs.input_size import InputSize
-from mimose.costs.observations import Pattern, StepObservation
+from mimose.costs.observations import StepObservation
 from mimose.costs.options import Option
-from mimose.costs.run_cost import SUBTRACTED, RunCost
 from mimose.costs.timeline import Profile, peak
 from mimose.estimation.cost_model import CostModel
 from mimose.estimation.estimator import Estimator
 from mimose.estimation.prediction import Prediction, State, Surprise
 from mimose.estimation.reliability import Reliability
-
-Law = Callable[[tuple[int, ...]], list[int]]
-"""The monomials that bytes are made of at some dimensions."""
+from observed import (
+    PATTERN,
+    Law,
+    amounts,
+    assert_exact,
+    assert_no_lower,
+    in_length,
+    seen,
+    size,
+    taught,
+    told,
+)
 
 LAYOUT = (("0", 2),)
-PATTERN = ((0, 0), (1, 0), (2, 0))
-BYTES = RunCost._fields[: RunCost._fields.index("nanoseconds")]
 KEPT, AGAIN = [Option.KEEP] * 3, [Option.RECOMPUTE] * 3
-
-
-def in_length(dims: tuple[int, ...]) -> list[int]:
-    batch, length = dims
-    return [1000, batch * 10, batch * length * 4, batch * length**2]
 
 
 def in_two_lengths(dims: tuple[int, ...]) -> list[int]:
     b, s, t = dims
     return [1000, b * 10, b * s * 4, b * t * 3, b * s * s, b * s * t, b * t * t]
-
-
-def seen(
-    *dims: int,
-    law: Law = in_length,
-    pattern: Pattern = PATTERN,
-    layout: Any = None,
-    change: int = 0,
-    seconds: Sequence[float] | None = None,
-    allocated: Sequence[int] | None = None,
-    in_all: int | None = None,
-    allocates: bool = True,
-    fixed: Sequence[bool] = (),
-) -> StepObservation:
-    """A step of which every quantity is a polynomial of its own."""
-    parts = law(dims)
-
-    def amount(n: int) -> int:
-        return change + sum((1 + (5 * n + 3 * m) % 7) * part for m, part in enumerate(parts))
-
-    runs = []
-    for k in range(len(pattern)):
-        costs = {name: amount(len(BYTES) * k + i) for i, name in enumerate(BYTES)}
-        time = seconds[k] if seconds else 1e-4 + costs["saved"] * 1e-9
-        is_fixed = bool(fixed) and fixed[k]
-        runs.append(RunCost(**costs, nanoseconds=round(time * 1e9), fixed=is_fixed))
-    size = InputSize(layout or (("0", len(dims)),), dims)
-    return StepObservation(
-        pattern=pattern,
-        profile=Profile(size, tuple(runs), *(amount(100 + i) for i in range(4))),
-        gradients_allocated=tuple(allocated) if allocated else (0,) * len(pattern),
-        all_gradients_allocated=in_all,
-        allocates=allocates,
-    )
 
 
 def with_backwards(observation: StepObservation, *, movable: bool = True) -> StepObservation:
@@ -86,43 +53,6 @@ def with_backwards(observation: StepObservation, *, movable: bool = True) -> Ste
         for run in observation.runs
     ]
     return observation.with_runs(runs)
-
-
-def taught(observations: Iterable[StepObservation]) -> Estimator:
-    estimator = Estimator(PATTERN)
-    for observation in observations:
-        estimator.learn(observation)
-    return estimator
-
-
-def size(*dims: int) -> InputSize:
-    return InputSize((("0", len(dims)),), dims)
-
-
-def amounts(profile: Profile) -> list[int]:
-    """Every number of bytes in a profile."""
-    per_run = [getattr(run, name) for run in profile.runs for name in BYTES]
-    return [*per_run, profile.head_forward, profile.head_backward, profile.tail]
-
-
-def told(prediction: Prediction | None) -> Profile:
-    """The profile of a prediction that there must be."""
-    assert prediction is not None
-    return prediction.profile
-
-
-def assert_exact(prediction: Prediction | None, truth: StepObservation) -> None:
-    predicted = told(prediction)
-    assert predicted.size == truth.size
-    assert amounts(predicted) == pytest.approx(amounts(truth.profile), abs=1)
-
-
-def assert_no_lower(prediction: Prediction | None, truth: StepObservation, slack: int = 1) -> None:
-    names = [*BYTES * len(truth.runs), "head_forward", "head_backward", "tail"]
-    rows = zip(names, amounts(told(prediction)), amounts(truth.profile), strict=True)
-    for name, guess, real in rows:
-        taken_off = name in SUBTRACTED
-        assert (guess <= real + slack) if taken_off else (guess >= real - slack), name
 
 
 # Ready, and exact

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mimose.costs import InputSize, Layout
-from mimose.estimation.areas import WINDOWS, areas, pairs, ranges
+from mimose.estimation.areas import WINDOWS, areas, extents, pairs
 
 _Floats = npt.NDArray[np.float64]
 
@@ -47,7 +47,7 @@ class Shape:
     @classmethod
     def of(cls, sizes: Sequence[InputSize]) -> Shape:
         """The shape of these sizes, of one layout. The very first dimension is taken for the
-        batch; `alternatives` has the others."""
+        batch; `candidates` has the others."""
         constants: list[tuple[int, int]] = []
         groups: list[tuple[_Floats, list[Member]]] = []
         for position, column in enumerate(np.array([size.dims for size in sizes], float).T):
@@ -70,24 +70,21 @@ class Shape:
         return cls(layout, tuple(constants), symbols, batch, of_pass=of_pass if several else None)
 
     def candidates(self) -> Iterator[list[Shape]]:
-        """Shapes that may explain bytes, in the order in which to try them.
+        """Shapes that may explain bytes, those to try first, first.
 
-        This one; areas of several dimensions even before it, since they have fewer terms; then no
-        symbol, or another one, for the batch, or passes that meet; areas in windows in the end.
+        If several dimensions vary, areas come even before this shape, since they have fewer terms.
+        Then no symbol, or another one, is the batch, or passes meet; areas in windows come last.
         """
         free = len(self.symbols) - (self.batch is not None)
-        areas = [replace(self, window=window) for window in (0, *WINDOWS)]
-        if self.of_pass is not None or not free:
-            areas = []
-        if free > 1:
-            yield areas[:1]
+        in_areas = free > 1 and self.of_pass is None
+        if in_areas:
+            yield [replace(self, window=0)]
         yield [self]
         batches = {None, *range(len(self.symbols))} - {self.batch}
         others = [replace(self, batch=batch) for batch in batches]
-        if self.of_pass is not None:
-            others.append(replace(self, of_pass=None))
-        yield others if free > 1 else [*others, *areas[:1]]
-        yield areas[1:]
+        yield others if self.of_pass is None else [*others, replace(self, of_pass=None)]
+        if in_areas:
+            yield [replace(self, window=window) for window in WINDOWS]
 
     @property
     def varying(self) -> frozenset[int]:
@@ -139,11 +136,11 @@ class Shape:
 
     def _products(self, others: Sequence[float]) -> list[float]:
         """Of every two dimensions that meet."""
-        meeting = list(combinations_with_replacement(range(len(others)), 2))
-        if self.of_pass is not None:
-            of = [p for i, p in enumerate(self.of_pass) if i != self.batch]
-            meeting = [(i, j) for i, j in meeting if of[i] == of[j]]
-        return [others[i] * others[j] for i, j in meeting]
+        if self.of_pass is None:
+            return [a * b for a, b in combinations_with_replacement(others, 2)]
+        of = [p for i, p in enumerate(self.of_pass) if i != self.batch]
+        both = combinations_with_replacement(zip(others, of, strict=True), 2)
+        return [a * b for (a, of_a), (b, of_b) in both if of_a == of_b]
 
     def choices(self, features: int) -> list[list[int]]:
         """Which of so many features one quantity may consist of."""
@@ -157,7 +154,7 @@ class Shape:
         if self.window is None:
             return list(point)
         batch, others = self._batch_and_others(point)
-        return [*batch, *ranges(others, self.window)]
+        return [*batch, *extents(others, self.window)]
 
 
 def _line(leader: _Floats, column: _Floats) -> tuple[float, float] | None:

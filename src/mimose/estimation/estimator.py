@@ -1,7 +1,7 @@
 """Learn from observations; tell what any input size costs.
 
-A size that was observed is told as it was. Others follow from the fit of all of them (`fit.py`),
-whose own leave-one-out error says how far it can be trusted.
+A size that was observed is told as it was. Others follow from the fit of all of them (`fit.py`). It
+can be trusted at sizes beside which observations predict each other well.
 
 What was learned may cease to be true (another kernel, a module that was exchanged): an observation
 that contradicts it voids all older ones. If that happens again and again, or if many observations
@@ -78,7 +78,7 @@ class Estimator:
 
     @property
     def unfit(self) -> bool:
-        """Whether the observations do not follow a polynomial of the size."""
+        """Whether observations do not predict each other, in most places."""
         return self._fit is not None and not self._fit.fair
 
     @property
@@ -159,7 +159,7 @@ class Estimator:
         if noisy:
             return Prediction(profile, State.SUSPECT)
         if not fit.fair_at(size):
-            return Prediction(profile, State.LEARNING, fit.error)
+            return Prediction(profile, State.LEARNING, fit.shortfall)
         return Prediction(profile) if fit.between(size) else Prediction(profile, State.LEARNING)
 
     def bound(self, size: InputSize) -> Prediction | None:

@@ -1,6 +1,6 @@
-"""Quantities that follow no fit: what they are at most.
+"""Quantities that do not follow the fit: what they are at most.
 
-The higher value of each quantity is the safe one here: what peaks subtract comes as a negative.
+The higher value of a quantity is the safe one here: what peaks subtract comes as a negative.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,26 +19,28 @@ from mimose.estimation.rows import Floats
 
 
 class Kinks(Protocol):
-    """What observations say of quantities that follow no fit."""
+    """What observations say of quantities that do not follow the fit."""
 
-    def safe(self, point: Sequence[float], row: Floats) -> Floats:
-        """What each quantity is at most at a size for which the fit says `row`."""
-
+    @property
     def left_out(self) -> Floats:
-        """The same of each observation, by all others."""
+        """What each quantity of each observation is at most by all others."""
 
+    @property
     def places(self) -> list[list[int]]:
-        """Which observations tell how well sizes in each place are told."""
+        """The observations that tell how good predictions are, for each place between sizes."""
 
     def place(self, point: Sequence[float]) -> int:
         """The place of a size."""
 
+    def safe(self, point: Sequence[float], row: Floats) -> Floats:
+        """What each quantity is at most at a size for which the fit says `row`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Of observations of any sizes: what the fit missed at one, it may miss elsewhere."""
+    """For any sizes: what the fit missed at one, it may miss at all others."""
 
-    told: Floats
+    predicted: Floats
     """What fits of the others say of each observation."""
     above: Floats
     """How far it was above that."""
@@ -46,108 +48,119 @@ class Scatter:
     """The same as a share."""
 
     @classmethod
-    def of(cls, told: Floats, values: Floats) -> Scatter:
-        above = np.maximum(values - told, 0)
-        return cls(told, above, above / np.maximum(np.abs(told), 1))
+    def of(cls, predicted: Floats, values: Floats) -> Scatter:
+        above = np.maximum(values - predicted, 0)
+        return cls(predicted, above, above / np.maximum(np.abs(predicted), 1))
 
-    def safe(self, point: Sequence[float], row: Floats) -> Floats:
-        safe: Floats = row + np.minimum(np.abs(row) * self.shares.max(0), self.above.max(0))
-        return safe
-
+    @property
     def left_out(self) -> Floats:
         shares, above = largest_of_others(self.shares), largest_of_others(self.above)
-        return self.told + np.minimum(np.abs(self.told) * shares, above)
+        return self.predicted + np.minimum(np.abs(self.predicted) * shares, above)
 
+    @property
     def places(self) -> list[list[int]]:
-        return [list(range(len(self.told)))]
+        return [list(range(len(self.predicted)))]
 
     def place(self, point: Sequence[float]) -> int:
         return 0
 
+    def safe(self, point: Sequence[float], row: Floats) -> Floats:
+        most: Floats = np.minimum(np.abs(row) * self.shares.max(0), self.above.max(0))
+        return row + most
+
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """Of observations that differ in one dimension: what their neighbours say.
+    """For sizes that differ in one dimension: what the next smaller and the next larger ones say.
 
     A peak is the largest of several polynomials; what a loss in chunks takes is the smaller of two.
-    Both have a kink where one takes over from the other. Between two sizes seen, a quantity with
-    one kink is no higher than the chord if it bends upwards there. If it bends downwards, it is no
+    Both have a kink where one takes over from the other. Between two sizes, a quantity with one
+    kink is no higher than the chord if it bends upwards there. If it bends downwards, it is no
     higher than the lines that go on from the two sizes on each side.
 
-    What grows in jumps may be higher than that, though not higher than at both sizes. How far it
-    went from the one to the other at the sizes seen is expected of others, too.
+    What grows in jumps may be higher than that, though not higher than at both sizes. The share of
+    this way that it went at the one or the other, by their own neighbours, it may go in between.
     """
 
     at: Floats
-    """The smallest first."""
+    """The sizes, the smallest first."""
     values: Floats
     order: list[int]
-    left_out_: Floats
+    """The observation of each size."""
+    left_out: Floats
     jumps: Floats
-    """How far each quantity went from the one to the other at most, as a share."""
+    """The share of this way that each quantity may go in each place."""
 
     @classmethod
-    def of(cls, sizes: Sequence[float], told: Floats, values: Floats, visible: Floats) -> Ladder:
-        """Of sizes, what fits of the others say of them, what they were, and from how many bytes on
-        a difference counts at each."""
-        order = np.argsort(sizes)
-        at, values, told = np.array(sizes, float)[order], values[order], told.copy()
+    def of(cls, at: Sequence[float], predicted: Floats, values: Floats, visible: Floats) -> Ladder:
+        """The ladder of observations, of which fits of the others say what is `predicted`.
+
+        Differences of less than `visible` bytes at each do not count.
+        """
+        order = np.argsort(at)
+        sizes, ordered, left_out = np.array(at, float)[order], values[order], predicted.copy()
         inner = np.arange(1, len(at) - 1)
-        between, higher = _between(at, values, at[inner], inner - 1, inner + 1)
-        above = values[inner] - between
-        jumps = np.clip(above / np.maximum(higher - between, 1), 0, 1)
-        jumps[above < visible[order[inner], None]] = 0
-        safe = between + largest_of_others(jumps) * (higher - between)
-        # Its neighbours are twice as far apart as a size between them would find.
-        told[order[inner]] = np.minimum(safe, (safe + values[inner]) / 2)
-        return cls(at, values, order.tolist(), told, jumps.max(0, initial=0))
+        between, higher = _between(sizes, ordered, sizes[inner], inner - 1, inner + 1)
+        above = ordered[inner] - between
+        shares = np.clip(above / np.maximum(higher - between, 1), 0, 1)
+        shares[above < visible[order[inner], None]] = 0
+        shares = np.pad(shares, ((1, 1), (0, 0)))  # of the smallest and the largest nothing tells
+        safe = between + np.maximum(shares[:-2], shares[2:]) * (higher - between)
+        # Its neighbours are twice as far apart as those of a size beside it.
+        left_out[order[inner]] = np.minimum(safe, (safe + ordered[inner]) / 2)
+        jumps = np.maximum(shares[:-1], shares[1:])
+        return cls(sizes, ordered, order.tolist(), left_out, jumps)
 
-    def safe(self, point: Sequence[float], row: Floats) -> Floats:
-        (x,) = point
-        right = bisect_left(self.at, x)
-        if right == 0:
-            rising = self.values[0] <= self.values[-1]
-            least: Floats = np.where(rising, self.values[0], np.maximum(row, self.values[0]))
-            return least
-        if right == len(self.at):
-            ends = np.array([right - 2]), np.array([right - 1])
-            line = _line(self.at, self.values, np.array([x]), *ends)[0]
-            most: Floats = np.maximum(np.maximum(row, line), self.values[-1])
-            return most
-        beside = np.array([right - 1]), np.array([right])
-        between, higher = _between(self.at, self.values, np.array([x]), *beside)
-        safe: Floats = (between + self.jumps * (higher - between))[0]
-        return safe
-
-    def left_out(self) -> Floats:
-        return self.left_out_
-
+    @property
     def places(self) -> list[list[int]]:
         return [list(pair) for pair in pairwise(self.order)]
 
     def place(self, point: Sequence[float]) -> int:
         return min(max(bisect_left(self.at, point[0]), 1), len(self.at) - 1) - 1
 
+    def safe(self, point: Sequence[float], row: Floats) -> Floats:
+        (x,) = point
+        first, last, beside = self.values[0], self.values[-1], self.place(point)
+        safe: Floats
+        if x <= self.at[0]:
+            safe = np.where(first <= last, first, np.maximum(row, first))
+        elif x > self.at[-1]:
+            line = _line(self.at, self.values, x, beside, beside + 1)
+            safe = np.maximum(np.maximum(row, last), line)
+        else:
+            between, higher = _between(self.at, self.values, x, beside, beside + 1)
+            safe = between + self.jumps[beside] * (higher - between)
+        return safe
 
-_Indices = npt.NDArray[np.intp]
+
+_Indices = int | npt.NDArray[np.intp]
 
 
 def _between(
-    at: Floats, values: Floats, x: Floats, left: _Indices, right: _Indices
+    at: Floats, values: Floats, x: float | Floats, left: _Indices, right: _Indices
 ) -> tuple[Floats, Floats]:
-    """What quantities are at most at each x between two sizes, unless they jump; and the higher
-    value of both sizes."""
+    """What quantities are at most at x between two sizes, unless they jump; and the higher of their
+    values at both sizes. For one x, or for many at once."""
     last = len(at) - 1
     chord = _line(at, values, x, left, right)
     before = _line(at, values, x, np.maximum(left - 1, 0), left)
     after = _line(at, values, x, right, np.minimum(right + 1, last))
-    before[left == 0] = after[right == last] = np.inf
     higher = np.maximum(values[left], values[right])
-    return np.maximum(chord, np.minimum(np.minimum(before, after), higher)), higher
+    bend = np.minimum(
+        np.where(_column(left == 0), higher, before),
+        np.where(_column(right == last), higher, after),
+    )
+    return np.maximum(chord, np.minimum(bend, higher)), higher
 
 
-def _line(at: Floats, values: Floats, x: Floats, i: _Indices, j: _Indices) -> Floats:
-    """The lines through two sizes each, at each x; of one and the same size, its values."""
-    share = (x - at[i]) / np.where(i == j, 1, at[j] - at[i])
-    line: Floats = values[i] + share[:, None] * (values[j] - values[i])
+def _line(at: Floats, values: Floats, x: float | Floats, i: _Indices, j: _Indices) -> Floats:
+    """The line through two sizes, at x; level through one and the same."""
+    width = at[j] - at[i]
+    share = (x - at[i]) / (width + (width == 0))
+    line: Floats = values[i] + _column(share) * (values[j] - values[i])
     return line
+
+
+def _column(numbers: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Numbers by which to multiply rows, or by which to choose between them."""
+    return np.asarray(numbers)[..., None]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from mimose.estimation.dimensions import Shape
 from mimose.estimation.rows import Floats
@@ -36,17 +37,24 @@ class Regression:
     def of(cls, shape: Shape, points: list[list[int]], values: Floats) -> Regression | None:
         """None if the observations are too few, or too much alike to tell features apart."""
         features = np.array([shape.features(point) for point in points])
-        distinct, at = np.unique(values, axis=1, return_inverse=True)  # blocks are much alike
-        fitted = _fitted(features, shape.choices(features.shape[1]), distinct)
+        choices = shape.choices(features.shape[1])
+        distinct, at = _distinct(values) if len(choices) > 1 else (values, slice(None))
+        fitted = _fitted(features, choices, distinct)
         if fitted is None:
             return None
-        coefficients, missed = (each[:, at.reshape(-1)] for each in fitted)
+        coefficients, missed = (each[:, at] for each in fitted)
         unexplained = float(np.abs(missed[:, :-1]).max(0).sum())
         return cls(shape, points, coefficients, values - missed, unexplained)
 
     def predict(self, point: Sequence[float]) -> Floats:
         row: Floats = np.dot(self.shape.features(point), self.coefficients)
         return row
+
+
+def _distinct(values: Floats) -> tuple[Floats, npt.NDArray[np.intp]]:
+    """The columns that differ, of blocks that are much alike; and which of them each one is."""
+    distinct, at = np.unique(values, axis=1, return_inverse=True)
+    return distinct, at.reshape(-1)
 
 
 def _fitted(
