@@ -41,13 +41,16 @@ soak: setup
 docs: setup
 	$(BIN)/mkdocs build --strict
 
-# Tables and figures from the raw results, and which sentences do not say what these say.
+# Tables, figures and paragraphs from the newest raw results, how old these are, and which sentences
+# in docs/ do not say what they say.
 RESULTS := benchmarks/results
-REPORTED := bench bench-scale8 bench-quick bench-t5 bench-compiled
 pages: setup
-	$(BIN)/python benchmarks/tables.py $(RESULTS)/*.json > $(RESULTS)/README.md
-	$(BIN)/mimose bench $(REPORTED:%=--report $(RESULTS)/2026-11-16-h200-%.jsonl) \
-		-o $(RESULTS)/bench --into BENCHMARKS.md
+	$(BIN)/python benchmarks/tables.py
+	$(foreach file,$(wildcard $(RESULTS)/*-same_graph.json),$(BIN)/python benchmarks/field_page.py $(file);)
+	$(BIN)/mimose bench $$($(BIN)/python benchmarks/raw_files.py bench) \
+		-o $(RESULTS)/bench --into BENCHMARKS.md > /dev/null
+	$(BIN)/python benchmarks/convergence.py --figures
+	$(BIN)/python benchmarks/pages.py
 	$(BIN)/python benchmarks/claims.py | grep 'NOT MADE' || true
 
 # For the tests of the report page; where it is missing, they are skipped.

@@ -3,144 +3,206 @@
     git worktree add /tmp/before <commit>
     python benchmarks/before_after.py --before /tmp/before/src --out results.json
 
-Three processes train one model with every block kept: plain, with the mimose of `--before`, and
-with this one. They take turns, in a random order in each round. Reported is what each mimose adds
-to plain training, and how long a decision from the cache takes. The models are BERT-base on 32×64
-tokens and a Llama of one billion parameters in bf16 on 4×256 (`--model llama`).
+One process trains three copies of a model with every block kept: plain, with the mimose of
+`--before`, and with this one. They take turns, in a random order in each round. Reported is what
+each mimose adds to plain training, and how long a decision from the cache takes. The models are
+BERT-base on 32×64 tokens (`bert`); a Llama of 16 layers in bf16 on 4×256 tokens, narrow enough that
+the host decides how long a step takes (`llama`); and a chain of 200 blocks that do next to nothing,
+which tells what one kept block costs (`chain`).
 """
 
 from __future__ import annotations
 
-import os
+import gc
+import importlib
 import random
-import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from common import FOLDER, circumstances, parser_of, save, spread
+import torch
+from torch import nn
 
-LENGTHS = {"bert": (56, 60, 64), "llama": (240, 248, 256)}
-ROWS = {"bert": 32, "llama": 4}
+from common import bert_base, circumstances, llama_1b, parser_of, save, spread
+from mimose.bench.circumstances import settle_device
+
+BLOCKS = 200
+"""In the chain."""
 WARM_UP = 24
 SMALL = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
-SMALL_LLAMA = {**SMALL, "num_key_value_heads": 2}
+NARROW = {"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 1024}
+
+Batch = dict[str, torch.Tensor]
 
 
-def work(mimose_is_on: bool, name: str, device: str) -> None:
-    """Train a step for each line that comes in; write seconds, and seconds of deciding."""
-    import torch
+class Chain(nn.Module):
+    """Blocks that do next to nothing."""
 
-    import mimose
-    from common import bert_base, llama_1b
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(BLOCKS))
 
-    torch.manual_seed(0)
-    small = SMALL if name == "bert" else SMALL_LLAMA
-    size = {} if device == "cuda" else small
-    if name == "bert":
-        model = bert_base(**size).to(device).train()
-    else:
-        model = llama_1b(**size, use_cache=False).to(device, torch.bfloat16).train()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    handle = mimose.auto_checkpoint(model, "100%", planner="keep_all") if mimose_is_on else None
-    batches = {}
-    for n in LENGTHS[name]:
-        tokens = torch.randint(5, 1000, (ROWS[name] if device == "cuda" else 2, n), device=device)
-        labels = tokens if name == "llama" else torch.zeros_like(tokens[:, 0])
-        batches[n] = {"input_ids": tokens, "labels": labels}
-
-    def wait() -> None:
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    for line in sys.stdin:
-        decided = handle.stats().planning_seconds if handle else 0.0
-        wait()
-        began = time.perf_counter()
-        model(**batches[int(line)]).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        wait()
-        took = time.perf_counter() - began
-        decided = (handle.stats().planning_seconds if handle else 0.0) - decided
-        print(took, decided, flush=True)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
 
 
-class Worker:
-    """A process that trains."""
+def tokens_of(rows: int, lengths: tuple[int, ...], device: str, *, causal: bool) -> list[Batch]:
+    batches = []
+    for n in lengths:
+        tokens = torch.randint(5, 1000, (rows, n), device=device)
+        labels = tokens if causal else torch.zeros_like(tokens[:, 0])
+        batches.append({"input_ids": tokens, "labels": labels})
+    return batches
 
-    def __init__(self, way: str, source: Path, model: str, device: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(FOLDER)])}
-        command = [sys.executable, __file__, "--work", way, "--model", model, "--device", device]
-        self._process = subprocess.Popen(
-            [*command, "--out", os.devnull],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
 
-    def step(self, length: int) -> tuple[float, float]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(length, file=self._process.stdin, flush=True)
-        took, decided = map(float, self._process.stdout.readline().split())
-        return took, decided
+def bert(device: str) -> tuple[Callable[[], nn.Module], list[Batch]]:
+    small = {} if device == "cuda" else SMALL
+    rows = 32 if device == "cuda" else 2
+    return lambda: bert_base(**small), tokens_of(rows, (56, 60, 64), device, causal=False)
 
-    def close(self) -> None:
-        self._process.communicate()
+
+def llama(device: str) -> tuple[Callable[[], nn.Module], list[Batch]]:
+    size = {**(NARROW if device == "cuda" else SMALL), "num_key_value_heads": 2, "use_cache": False}
+    batches = tokens_of(4, (240, 248, 256), device, causal=True)
+    return lambda: llama_1b(**size).to(torch.bfloat16), batches
+
+
+def chain(device: str) -> tuple[Callable[[], nn.Module], list[Batch]]:
+    return Chain, [{"x": torch.ones(n, 1, device=device)} for n in (6, 7, 8)]
+
+
+MODELS = {"bert": bert, "llama": llama, "chain": chain}
+
+
+class Library:
+    """One of two versions of mimose in this process."""
+
+    def __init__(self, source: Path) -> None:
+        self._modules: dict[str, ModuleType] = {}
+        with self.in_place():
+            sys.path.insert(0, str(source))
+            self.mimose = importlib.import_module("mimose")
+            sys.path.remove(str(source))
+        found = Path(str(self.mimose.__file__)).parent.parent.resolve()
+        assert found == source.resolve(), f"{found} was imported, and not {source}"
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Whatever is imported in this context is of this version."""
+        others = _taken_out()
+        sys.modules.update(self._modules)
+        try:
+            yield
+        finally:
+            self._modules = _taken_out()
+            sys.modules.update(others)
+
+
+def _taken_out() -> dict[str, ModuleType]:
+    names = [name for name in sys.modules if name == "mimose" or name.startswith("mimose.")]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+class Trainee:
+    """A model that trains, plainly or under a mimose that keeps every block."""
+
+    def __init__(self, make: Callable[[], nn.Module], device: str, library: Library | None) -> None:
+        torch.manual_seed(0)
+        self.model = make().to(device).train()
+        fused = {"fused": True} if device == "cuda" else {}
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-4, **fused)
+        self.handle = None
+        if library is not None:
+            named = {"blocks": "blocks.*"} if isinstance(self.model, Chain) else {}
+            with library.in_place():
+                self.handle = library.mimose.auto_checkpoint(
+                    self.model, "100%", planner="keep_all", **named
+                )
+
+    def step(self, batch: Batch) -> None:
+        out = self.model(**batch)
+        loss = out.sum() if isinstance(out, torch.Tensor) else out.loss
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @property
+    def decided_seconds(self) -> float:
+        return self.handle.stats().planning_seconds if self.handle else 0.0
 
 
 def measure(before: Path, model: str, device: str, rounds: int) -> dict[str, Any]:
-    here = FOLDER.parent / "src"
-    sources = {"plain": here, "before": before, "after": here}
-    workers = {way: Worker(way, source, model, device) for way, source in sources.items()}
-    draw, took = random.Random(0), {way: [] for way in workers}  # type: ignore[var-annotated]
-    decided: dict[str, list[float]] = {"before": [], "after": []}
-    for number in range(WARM_UP + rounds):
-        length = draw.choice(LENGTHS[model])
-        for way in draw.sample(list(workers), len(workers)):
-            seconds, deciding = workers[way].step(length)
-            if number >= WARM_UP:
-                took[way].append(seconds)
-                if way in decided:
-                    decided[way].append(deciding)
-    for worker in workers.values():
-        worker.close()
+    here = Path(__file__).resolve().parent.parent / "src"
+    make, batches = MODELS[model](device)
+    versions = {"before": Library(before), "after": Library(here)}
+    trainees = {"plain": Trainee(make, device, None)}
+    trainees |= {way: Trainee(make, device, library) for way, library in versions.items()}
+    for way, trainee in trainees.items():
+        with versions[way].in_place() if way in versions else nullcontext():
+            for number in range(WARM_UP):
+                trainee.step(batches[-1 - number % len(batches)])
+    gc.collect()
+    gc.freeze()
+    draw, took = random.Random(0), {way: [] for way in trainees}  # type: ignore[var-annotated]
+    decided: dict[str, list[float]] = {way: [] for way in versions}
+    for _ in range(rounds):
+        batch = draw.choice(batches)
+        for way in draw.sample(list(trainees), len(trainees)):
+            trainee = trainees[way]
+            decided_before = trainee.decided_seconds
+            _wait(device)
+            began = time.perf_counter()
+            trainee.step(batch)
+            _wait(device)
+            took[way].append(time.perf_counter() - began)
+            if way in decided:
+                decided[way].append(trainee.decided_seconds - decided_before)
     pairs = {way: zip(took[way], took["plain"], strict=True) for way in decided}
     added = {way: [a - b for a, b in both] for way, both in pairs.items()}
     return {
         "plain_seconds": spread(took["plain"]),
         "added_seconds": {way: spread(times) for way, times in added.items()},
         "deciding_seconds": {way: spread(times) for way, times in decided.items()},
-        "after_over_before": spread(
-            [a / b for a, b in zip(took["after"], took["before"], strict=True)]
+        "after_less_before_seconds": spread(
+            [a - b for a, b in zip(took["after"], took["before"], strict=True)]
         ),
     }
 
 
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--before", type=Path, help="the `src` folder of the other mimose")
+    parser.add_argument("--before", type=Path, required=True, help="the other mimose's `src`")
+    parser.add_argument("--before-commit", default="", help="its commit, for the record")
     parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--model", choices=tuple(LENGTHS), default="bert")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--work", help="used by the script itself")
+    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=list(MODELS))
     options = parser.parse_args()
-    if options.work:
-        work(options.work != "plain", options.model, options.device)
-        return
-    results = {
+    device = settle_device(None)
+    results: dict[str, Any] = {
         "benchmark": "before_after",
         **circumstances(options.allow_dirty),
-        "model": options.model,
+        "before_commit": options.before_commit,
         "rounds": options.rounds,
-        **measure(options.before, options.model, options.device, options.rounds),
+        "models": {},
     }
-    save(results, options.out)
-    print({name: results[name] for name in ("added_seconds", "deciding_seconds")})
-    print(results["after_over_before"])
+    for model in options.models:
+        found = measure(options.before, model, device, options.rounds)
+        results["models"][model] = found
+        save(results, options.out)
+        for name in ("added_seconds", "deciding_seconds"):
+            figures = {way: round(1e6 * one["median"], 1) for way, one in found[name].items()}
+            print(model, name, figures, "µs", flush=True)
+        print(model, "after less before", found["after_less_before_seconds"], flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What do operators leave in memory, and how does it grow with the input? The paper's Figs. 8, 9.
 
-    python benchmarks/operator_memory.py --out results.json --figures folder
+    python benchmarks/operator_memory.py --out results.json
+    python benchmarks/operator_memory.py --out results.json --figures folder   # draws, only
 
 Traces the forward of each task at several sizes of a full batch, sums up what is in use at its end
 by the class of the operators that made it, and fits polynomials of the input's size to that: the
@@ -9,6 +10,7 @@ padded length, or the area of images.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +89,14 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--sizes", type=int, default=12)
     parser.add_argument("--small", action="store_true", help="small models, as on a CPU")
-    parser.add_argument("--figures", type=Path, help="a folder for a figure of each task")
+    parser.add_argument(
+        "--figures", type=Path, help="measure nothing: draw a figure of each task in --out here"
+    )
     options = parser.parse_args()
+    if options.figures:
+        for name, found in json.loads(options.out.read_text())["tasks"].items():
+            draw(name, found["rows"], options.figures)
+        return
     device = settle_device(None)
     results = {"benchmark": "operator_memory", **circumstances(options.allow_dirty), "tasks": {}}
     for name in options.tasks:
@@ -107,8 +115,6 @@ def main() -> None:
         }
         print(name, degrees, flush=True)
         save(results, options.out)
-        if options.figures:
-            draw(name, rows, options.figures)
 
 
 if __name__ == "__main__":

@@ -1,224 +1,299 @@
-"""Does the budget hold? Thousands of steps under a hard cap, surprises included.
+"""Does the budget hold? 20,000 steps under a hard cap, surprises included, in parts.
 
-    python benchmarks/promise.py --out results.json
+    python benchmarks/promise.py --out promise.json --time-limit 500
 
-Every run trains through `handle.retry` with `enforce=True` and counts what went wrong: steps lost,
-steps or blocks run again, plans corrected while they ran, and the most that the allocator held.
+The same command goes on where the last one stopped, until every case of `promise_cases.py` has its
+steps. Each run begins anew, with another seed, and trains through `handle.retry` with
+`enforce=True`; the case that has least of its steps is next. Counted are steps lost, steps and
+blocks run again, evictions, steps that did not go as their plans expected, the most that the
+allocator held, and what the process itself takes: its memory and the number of its objects.
 
-- The tasks of `tasks.py` on real lengths, at the budgets that plain training exceeds on half of
-  the steps (as `planner_quality.py` found them; TC-Bert on a tenth, or its longest do not fit).
-- `rows`: later blocks see a random share of the tokens, so the size does not tell the memory.
-- `detector`: torchvision's Faster R-CNN on COCO's image sizes, as in `mimose bench`.
-- `regimes`: BERT-base, its lower half unfrozen at a third of the run, autocast from two thirds on.
+A budget is the median peak of plain training over the first steps of a case, or, where that is
+more, what recomputing everything needs at its hardest step, with the first reserve.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
-import random
+import importlib.util
+import itertools
+import json
+import os
+import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import mimose
 from common import circumstances, parser_of, save
 from mimose.bench.circumstances import settle_device
-from mimose.bench.workloads import TASKS as WORKLOADS
+from mimose.interception import find_blocks
 from mimose.memory import meter_for
-from tasks import TASKS
+from mimose.training import StepRecord, Subscriber
+from promise_cases import CASES, Case, Loss, Where
 
-GIB = 1 << 30
-DETECTOR = WORKLOADS["Faster-RCNN"]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model, the steps that it is trained on, and its budget."""
-
-    make: Callable[[], nn.Module]
-    losses: Callable[[nn.Module, int], Iterator[Callable[[], torch.Tensor]]]
-    """From the model and the number of steps: for each, what computes its loss."""
-    budget: int | Callable[[Case], int]
-    options: dict[str, Any]
+PROBED = 24
+"""Steps of plain training that the budget is made from."""
+FLOOR_MARGIN = 1.13
+"""A budget leaves the reserve (8 % at first) free above what recomputing everything needs."""
+HIGHER = 1.03
+"""A peak that is more than this over the predicted one is a surprise."""
+LOOK_EVERY = 100
+"""Steps between two looks at the process; the first after as many."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def task_case(name: str, gib: float) -> Case:
-    task = TASKS[name]
+class Surprises(Subscriber):
+    """Counts what plans did not expect."""
 
-    def losses(model: nn.Module, steps: int) -> Iterator[Callable[[], torch.Tensor]]:
-        for length in task.padded_lengths(steps, seed=1):
-            batch = task.batch(length, "cuda")
-            yield lambda batch=batch: model(**batch).loss  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.steps = 0
+        self.kinds: Counter[str] = Counter()
 
-    return Case(lambda: task.make().to("cuda", task.dtype), losses, int(gib * GIB), {})
-
-
-class Rows(nn.Module):
-    """Six blocks on all tokens, then six on those that a router has chosen: any share of them."""
-
-    def __init__(self, width: int = 768) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(1000, width)
-        self.all_tokens = nn.ModuleList(Mlp(width) for _ in range(6))
-        self.chosen = nn.ModuleList(Mlp(width) for _ in range(6))
-        self.head = nn.Linear(width, 2)
-
-    def forward(self, tokens: torch.Tensor, draw: random.Random) -> torch.Tensor:
-        hidden = self.embedding(tokens).flatten(0, 1)
-        for block in self.all_tokens:
-            hidden = block(hidden)
-        hidden = hidden[: int(len(hidden) * draw.uniform(0.1, 1.0))]
-        for block in self.chosen:
-            hidden = block(hidden)
-        answer: torch.Tensor = self.head(hidden.mean(0))
-        return answer
+    def step_over(self, record: StepRecord) -> None:
+        found = {surprise.name.lower() for surprise in record.surprises}
+        if record.evictions:
+            found.add("evicted")
+        predicted, real = record.predicted_peak_bytes, record.real_peak_bytes
+        if record.comparable and predicted and real and real > HIGHER * predicted:
+            found.add("peak_higher")
+        self.steps += bool(found)
+        self.kinds.update(found)
 
 
-class Mlp(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+class Process:
+    """What the process takes: its memory, and the number of Python's objects."""
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        raised = nn.functional.gelu(self.up(self.norm(hidden)))
-        out: torch.Tensor = hidden + nn.functional.dropout(self.down(raised), 0.1)
-        return out
+    def __init__(self) -> None:
+        self.looks: list[tuple[int, int, int]] = []
 
+    def look(self, step: int) -> None:
+        gc.collect()
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+        self.looks.append((step, resident, len(gc.get_objects())))
 
-def rows_case() -> Case:
-    def losses(model: nn.Module, steps: int) -> Iterator[Callable[[], torch.Tensor]]:
-        draw = random.Random(0)
-        for number in range(steps):
-            tokens = torch.randint(0, 1000, (64, draw.randint(64, 512)), device="cuda")
-            # The router's choice belongs to the step: a second attempt must see the same.
-            yield lambda tokens=tokens, number=number: (  # type: ignore[misc]
-                model(tokens, random.Random(number)).sum()
-            )
-
-    return Case(lambda: Rows().to("cuda"), losses, share_of_plain(0.6), {})
+    def told(self) -> dict[str, Any]:
+        """All looks, and what was added from the first to the last."""
+        if len(self.looks) < 2:
+            return {"looks": self.looks, "grown_bytes": None, "grown_objects": None}
+        (_, *first), (_, *last) = self.looks[0], self.looks[-1]
+        return {
+            "looks": self.looks,
+            "grown_bytes": last[0] - first[0],
+            "grown_objects": last[1] - first[1],
+        }
 
 
-def detector_case() -> Case:
-    task = DETECTOR
-
-    def losses(model: nn.Module, steps: int) -> Iterator[Callable[[], torch.Tensor]]:
-        for number, shape in enumerate(task.shapes(steps, scale=1, small=False)):
-            batch = task.batch(shape, number, torch.device("cuda"))
-            yield lambda batch=batch: task.loss(model(**batch))  # type: ignore[misc]
-
-    assert task.input_size is not None
-    return Case(
-        lambda: task.make(False, task.attention).to("cuda"),
-        losses,
-        share_of_plain(0.7),
-        {"input_size": task.input_size(False)},
-    )
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), 1e-5, fused=torch.cuda.is_available() or None)
 
 
-def regimes_case() -> Case:
-    task = TASKS["TC-Bert"]
-
-    def losses(model: nn.Module, steps: int) -> Iterator[Callable[[], torch.Tensor]]:
-        lower = list(model.bert.encoder.layer[:6].parameters())  # type: ignore[union-attr,index,operator]
-        for parameter in lower:
-            parameter.requires_grad_(False)
-        for number, length in enumerate(task.padded_lengths(steps, seed=2)):
-            if number == steps // 3:
-                for parameter in lower:
-                    parameter.requires_grad_(True)
-            batch = task.batch(length, "cuda")
-            yield lambda batch=batch, late=number >= 2 * steps // 3: (  # type: ignore[misc]
-                under_autocast(model, batch, late)
-            )
-
-    return Case(lambda: task.make().to("cuda"), losses, int(3.31 * GIB), {})
-
-
-def under_autocast(model: nn.Module, batch: dict[str, Any], enabled: bool) -> torch.Tensor:
-    with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
-        loss: torch.Tensor = model(**batch).loss
-    return loss
-
-
-def share_of_plain(share: float) -> Callable[[Case], int]:
-    """A budget between what is in use at a step's start and what plain training needs at most."""
-
-    def budget(case: Case) -> int:
-        model = case.make().train()
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
-        base = 0
-        for number, loss_of in enumerate(case.losses(model, 24)):
-            if number == 4:
-                base = torch.cuda.memory_allocated()
-                torch.cuda.reset_peak_memory_stats()
-            loss_of().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return int(base + share * (torch.cuda.max_memory_allocated() - base))
-
-    return budget
-
-
-def train(case: Case, steps: int, deadline: float) -> dict[str, Any]:
-    torch.manual_seed(0)
-    budget = case.budget(case) if callable(case.budget) else case.budget
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    meter = meter_for(torch.device("cuda"))
-    before = meter.read()
-    model = case.make().train()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
-    handle = mimose.auto_checkpoint(model, budget, enforce=True, **case.options)
-    lost, held, began = [], 0, time.perf_counter()
-    done = 0
-    for number, loss_of in enumerate(case.losses(model, steps)):
-        if time.perf_counter() > deadline:
-            break
-        done += 1
-        try:
-            handle.retry(lambda loss_of=loss_of: loss_of().backward())
-            optimizer.step()
-        except torch.OutOfMemoryError as error:
-            lost.append([number, str(error)[:300]])
+def peaks(case: Case, where: Where, *, checkpointed: bool) -> list[int]:
+    """The peak of each of a case's first steps, and of its hardest."""
+    meter = meter_for(torch.device(where.device))
+    model = case.make(where).train()
+    if checkpointed:
+        for block in find_blocks(model):
+            forward = functools.partial(checkpoint, block.module.forward, use_reentrant=False)
+            block.module.forward = forward  # type: ignore[method-assign]
+    optimizer, found = optimizer_of(model), []
+    for loss in _probed(case, model, where, hardest=checkpointed):
+        meter.reset_peak()
+        loss().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
         optimizer.zero_grad()
-        held = max(held, meter.read().peak_held)
-    torch.cuda.synchronize()
+        found.append(meter.read().peak)
+    meter.close()
+    return found
+
+
+def _probed(case: Case, model: nn.Module, where: Where, *, hardest: bool) -> Iterator[Loss]:
+    yield from case.losses(model, where, PROBED, 0)
+    if hardest and case.hardest is not None:
+        yield case.hardest(model, where)
+
+
+def budget_of(case: Case, where: Where) -> int:
+    kept = peaks(case, where, checkpointed=False)[2:]  # with the optimizer's state
+    clear(where)
+    least = max(peaks(case, where, checkpointed=True))
+    clear(where)
+    return max(int(statistics.median(kept)), int(FLOOR_MARGIN * least))
+
+
+def clear(where: Where) -> None:
+    gc.collect()
+    if where.device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def train(
+    case: Case, where: Where, budget: int, *, steps: int, seed: int, deadline: float
+) -> dict[str, Any]:
+    """One run, from a new model to as many steps as there is time for."""
+    torch.manual_seed(seed)
+    clear(where)
+    meter = meter_for(torch.device(where.device))
+    before = meter.read()
+    model = case.make(where).train()
+    optimizer = optimizer_of(model)
+    options = {**case.options(where)}
+    handle = mimose.auto_checkpoint(model, budget, enforce=True, **options)
+    surprises, process = Surprises(), Process()
+    handle.subscribe(surprises)
+    lost, held, done, began = [], 0, 0, time.monotonic()
+    gc.freeze()  # only what is made from here on counts, or each look would take long
+    for number, loss in enumerate(case.losses(model, where, steps, seed)):
+        if time.monotonic() > deadline:
+            break
+        message = _tried(handle, loss)
+        if message is None:
+            optimizer.step()
+        else:
+            lost.append([number, message])
+        optimizer.zero_grad()
+        held, done = max(held, meter.read().peak_held), done + 1
+        if done % LOOK_EVERY == 0:
+            process.look(done)
+    gc.unfreeze()
     stats, after = handle.stats(), meter.read()
-    held = max(held, stats.peak_held_bytes)  # an observed step resets the allocator's peaks
     handle.detach()
+    meter.close()
     return {
+        "seed": seed,
         "steps": done,
-        "seconds": time.perf_counter() - began,
-        "budget": budget,
+        "seconds": time.monotonic() - began,
         "lost": lost,
         "recoveries": stats.recoveries,
         "evictions": stats.evictions,
+        "surprising_steps": surprises.steps,
+        "surprises": dict(surprises.kinds),
         "observed_steps": stats.observed_steps,
         "planned_steps": stats.planned_steps,
         "runs_recomputed": stats.runs_recomputed,
         "runs_kept": stats.runs_kept,
-        "held_over_budget": held / budget,
+        # An observed step resets the allocator's peaks.
+        "held_over_budget": max(held, stats.peak_held_bytes) / budget,
         "reserve_share": (stats.reserve_bytes or 0) / budget,
         "allocator_retries": after.retries - before.retries,
+        "process": process.told(),
     }
 
 
-CASES: dict[str, tuple[Callable[[], Case], int]] = {
-    "regimes": (regimes_case, 1000),
-    "rows": (rows_case, 120),
-    "detector": (detector_case, 60),
-    "QA-XLNet": (lambda: task_case("QA-XLNet", 7.12), 100),
-    "SFT-Llama": (lambda: task_case("SFT-Llama", 9.65), 60),
-    "QA-Bert": (lambda: task_case("QA-Bert", 4.62), 500),
-    "MC-Roberta": (lambda: task_case("MC-Roberta", 3.59), 1000),
-    "TC-Bert": (lambda: task_case("TC-Bert", 3.31), 2160),
-}
+def _tried(handle: mimose.Mimose, loss: Loss) -> str | None:
+    """Forward and backward; what the error says if the step is lost."""
+    try:
+        handle.retry(lambda: loss().backward())  # type: ignore[no-untyped-call]
+    except torch.OutOfMemoryError as error:
+        return str(error)[:300]
+    return None
+
+
+ADDED = (
+    *("steps", "seconds", "recoveries", "evictions", "surprising_steps", "observed_steps"),
+    *("planned_steps", "runs_recomputed", "runs_kept", "allocator_retries"),
+)
+
+
+def together(budget: int, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """All runs of a case as one."""
+    before = itertools.accumulate((run["steps"] for run in runs), initial=0)
+    kinds: Counter[str] = Counter()
+    for run in runs:
+        kinds.update(run["surprises"])
+    return {
+        "budget": budget,
+        **{name: sum(run[name] for run in runs) for name in ADDED},
+        "surprises": dict(kinds),
+        "lost": [
+            [first + number, message]
+            for first, run in zip(before, runs, strict=False)
+            for number, message in run["lost"]
+        ],
+        "held_over_budget": max((run["held_over_budget"] for run in runs), default=0.0),
+        "reserve_share": runs[-1]["reserve_share"] if runs else 0.0,
+        "process": {
+            name: max((run["process"][name] for run in runs if known(run, name)), default=None)
+            for name in ("grown_bytes", "grown_objects")
+        },
+        "runs": runs,
+    }
+
+
+def can_run(name: str, case: Case) -> bool:
+    """Whether the packages are there that a case needs."""
+    missing = [package for package in case.needs if importlib.util.find_spec(package) is None]
+    if missing:
+        print(f"{name} is left out: {', '.join(missing)} is not installed", flush=True)
+    return not missing
+
+
+def known(run: dict[str, Any], name: str) -> bool:
+    """Whether a run was long enough to tell by how much the process grew."""
+    return run["process"][name] is not None
+
+
+class Parts:
+    """The file, and what is still to be done."""
+
+    def __init__(self, out: Path, header: dict[str, Any], wanted: dict[str, int]) -> None:
+        self._out, self._wanted = out, wanted
+        self.results = self._opened(header)
+
+    def _opened(self, header: dict[str, Any]) -> dict[str, Any]:
+        if not self._out.exists():
+            return {**header, "cases": {}}
+        known: dict[str, Any] = json.loads(self._out.read_text())
+        for name in ("source_tree", "machine", "torch"):
+            if known.get(name) != header[name]:
+                raise SystemExit(
+                    f"{self._out} was measured with {name} {known.get(name)}, and here it is "
+                    f"{header[name]}: write to another --out"
+                )
+        return known
+
+    def next_case(self) -> str | None:
+        """The case that has the smallest share of its steps; None if all have theirs."""
+        shares = {
+            name: self.results["cases"].get(name, {}).get("steps", 0) / steps
+            for name, steps in self._wanted.items()
+        }
+        name = min(shares, key=lambda name: shares[name])
+        return name if shares[name] < 1 else None
+
+    def left(self, name: str) -> int:
+        done: int = self.results["cases"].get(name, {}).get("steps", 0)
+        return self._wanted[name] - done
+
+    def budget(self, name: str, where: Where) -> int:
+        known: dict[str, Any] | None = self.results["cases"].get(name)
+        return int(known["budget"]) if known else budget_of(CASES[name], where)
+
+    def add(self, name: str, budget: int, run: dict[str, Any]) -> None:
+        runs = [*self.results["cases"].get(name, {}).get("runs", []), run]
+        self.results["cases"][name] = together(budget, runs)
+        save(self.results, self._out)
+
+
+def measure(parts: Parts, where: Where, deadline: float, slice_seconds: float) -> None:
+    """Run after run, until all is done or time is up."""
+    while (name := parts.next_case()) is not None and time.monotonic() < deadline:
+        budget = parts.budget(name, where)
+        case, known = CASES[name], parts.results["cases"].get(name, {}).get("runs", [])
+        until = min(deadline, time.monotonic() + slice_seconds)
+        steps = min(case.run_steps, parts.left(name))
+        run = train(case, where, budget, steps=steps, seed=1 + len(known), deadline=until)
+        parts.add(name, budget, run)
+        shown = {k: v for k, v in run.items() if k not in ("process", "lost")}
+        print(name, f"{budget / 2**30:.2f} GiB", shown, f"lost {len(run['lost'])}", flush=True)
 
 
 def main() -> None:
@@ -226,15 +301,20 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--share", type=float, default=1.0, help="of each case's steps")
     parser.add_argument("--time-limit", type=float, default=float("inf"), help="seconds in all")
+    parser.add_argument("--slice", type=float, default=60.0, help="seconds of one run at most")
     options = parser.parse_args()
-    settle_device("cuda")
-    deadline = time.perf_counter() + options.time_limit
-    results = {"benchmark": "promise", **circumstances(options.allow_dirty), "cases": {}}
-    for name in options.cases:
-        make, steps = CASES[name]
-        results["cases"][name] = case = train(make(), max(20, int(steps * options.share)), deadline)
-        print(name, case, flush=True)
-        save(results, options.out)
+    deadline = time.monotonic() + options.time_limit
+    device = settle_device(None)
+    header = {"benchmark": "promise", **circumstances(options.allow_dirty)}
+    wanted = {
+        name: max(20, int(CASES[name].steps * options.share))
+        for name in options.cases
+        if can_run(name, CASES[name])
+    }
+    parts = Parts(options.out, header, wanted)
+    measure(parts, Where(device, small=device == "cpu"), deadline, options.slice)
+    done = sum(case["steps"] for case in parts.results["cases"].values())
+    print(f"{done:,} of {sum(wanted.values()):,} steps are in {options.out}")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,30 @@ CHAINS = {5: 60, 6: 40, 7: 16, 8: 8}
 SHARES = (0.0, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)
 """How much of the way from all recomputed to all kept is available."""
 
+SECOND = 1_000_000_000
+
 Making = Callable[[int, random.Random], Profile]
+
+
+def step_nanoseconds(profile: Profile) -> int:
+    return sum(r.nanoseconds + (r.backward_nanoseconds or r.nanoseconds) for r in profile.runs)
+
+
+def lasting(nanoseconds: int, profile: Profile) -> Profile:
+    """The same with all times scaled, those of copies too, so that a step takes so long: for a
+    shorter step, less time is spent on its plan."""
+    assert profile.link is not None
+    factor = nanoseconds / step_nanoseconds(profile)
+    runs = [
+        run._replace(
+            nanoseconds=round(factor * run.nanoseconds),
+            backward_nanoseconds=round(factor * run.backward_nanoseconds),
+        )
+        for run in profile.runs
+    ]
+    to_host, from_host, *rest = profile.link
+    link = Link(to_host / factor, from_host / factor, *rest)
+    return replace(profile, runs=tuple(runs), link=link)
 
 
 def equal_layers(count: int, draw: random.Random) -> Profile:
@@ -49,7 +72,9 @@ def equal_layers(count: int, draw: random.Random) -> Profile:
     )
     head = count * boundary + int(saved * draw.choice([0.1, 1.4]))
     pace = saved / (forward * draw.uniform(0.5, 6))
-    return Profile(SIZE, (layer,) * count, head, head, link=Link(pace, pace, 1 << 60))
+    return lasting(
+        SECOND, Profile(SIZE, (layer,) * count, head, head, link=Link(pace, pace, 1 << 60))
+    )
 
 
 def different_blocks(count: int, draw: random.Random) -> Profile:
@@ -78,7 +103,7 @@ def different_blocks(count: int, draw: random.Random) -> Profile:
     pace = 0.3 / draw.choice([0.3, 1, 2, 3, 6])
     link = Link(pace, pace * draw.choice([1, 0.7]), draw.choice([1 << 60, 500]))
     heads = level + draw.randint(0, 200), level + draw.randint(0, 200)
-    return Profile(SIZE, tuple(runs), *heads, link=link)
+    return lasting(SECOND, Profile(SIZE, tuple(runs), *heads, link=link))
 
 
 KINDS: dict[str, Making] = {"equal layers": equal_layers, "different blocks": different_blocks}
@@ -90,10 +115,6 @@ def budgets(profile: Profile) -> list[int]:
     lowest = Plan.of(profile, all_moved, 0).peak_bytes
     least, most = (planner.plan(profile, 0).peak_bytes for planner in (RecomputeAll(), KeepAll()))
     return [lowest, *(int(least + share * (most - least)) for share in SHARES)]
-
-
-def step_nanoseconds(profile: Profile) -> int:
-    return sum(r.nanoseconds + (r.backward_nanoseconds or r.nanoseconds) for r in profile.runs)
 
 
 def every_plan(profile: Profile) -> list[tuple[int, int]]:
@@ -124,9 +145,10 @@ def distances(profile: Profile) -> Iterator[tuple[float, float | None]]:
         yield longer, theirs / (whole + best) - 1 if without.fits else None
 
 
-def quality(make: Making, count: int, chains: int) -> dict[str, Any]:
+def quality(make: Making, count: int, chains: int, nanoseconds: int) -> dict[str, Any]:
     draw = random.Random(count)
-    found = [pair for _ in range(chains) for pair in distances(make(count, draw))]
+    made = (lasting(nanoseconds, make(count, draw)) for _ in range(chains))
+    found = [pair for profile in made for pair in distances(profile)]
     ours, without = [one for one, _ in found], [one for _, one in found if one is not None]
     return {
         "plans": len(ours),
@@ -178,8 +200,13 @@ def main() -> None:
     options = parser_of(__doc__).parse_args()
     results = {"benchmark": "transfers_quality", **circumstances(options.allow_dirty)}
     results["quality"] = {
-        f"{count} {kind}": quality(make, count, chains)
+        f"{count} {kind}": quality(make, count, chains, SECOND)
         for count, chains in CHAINS.items()
+        for kind, make in KINDS.items()
+    }
+    results["quality_of_short_steps"] = {
+        f"{count} {kind}": quality(make, count, CHAINS[count], SECOND // 10)
+        for count in (5, 6)
         for kind, make in KINDS.items()
     }
     results["planning_ms"] = {

@@ -81,6 +81,16 @@ def test_the_same_command_measures_nothing_again(measured: Path) -> None:
     assert measured.read_bytes() == before
 
 
+def test_tables_can_be_left_for_later(measured: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(measured.read_bytes())
+    who = "plain,torch-all,static,greedy+shuttle,mimose,oracle"
+    result = bench(*QUICKLY, "--contestants", who, "--rounds", 2, "--no-tables", "--out", path)
+    assert result.exit_code == 0, result.output
+    assert list(tmp_path.iterdir()) == [path]
+    assert result.stdout.strip().startswith("task")  # the terminal's table needs no matplotlib
+
+
 def test_tables_and_figures_come_of_a_finished_file(measured: Path) -> None:
     page = (measured.with_suffix("") / "README.md").read_text()
     headings = ("Against the others", "Everybody", "What deciding costs", "Estimators")
@@ -93,6 +103,27 @@ def test_tables_and_figures_come_of_a_finished_file(measured: Path) -> None:
     assert {"time-by-budget.png", "step-time-and-memory.png", "losses.png"} < figures
 
 
+def test_the_command_ends_with_time_and_peak_of_every_contestant(measured: Path) -> None:
+    result = bench("--report", measured)
+    header, *rows = result.stdout.strip().splitlines()
+    assert header.split("  ")[0] == "task"
+    assert [row.split("GiB")[-1].split("MiB")[-1].split()[0] for row in rows] == [
+        *("plain", "torch-all", "static", "greedy+shuttle", "mimose", "oracle")
+    ]
+    assert [row[:7] for row in rows] == ["TC-Bert", *[" " * 7] * 5]
+    plain, mimose = (rows[n].split() for n in (0, 4))
+    assert float(plain[-2]) > 1 >= float(mimose[-2])  # of the budget
+    assert plain[-4] == "1.00"  # × plain
+
+
+def test_the_page_begins_with_time_and_peak_and_ends_with_goals(measured: Path) -> None:
+    page = (measured.with_suffix("") / "README.md").read_text()
+    headings = [line for line in page.splitlines() if line.startswith("## ")]
+    assert headings[0] == "## Time and memory"
+    assert headings[-1] == "## Goals, and the paper's numbers"
+    assert page.index("| contestant | seconds | × plain | peak, GiB |") < page.index("Against the")
+
+
 def test_a_report_goes_into_another_page_between_its_marks(measured: Path, tmp_path: Path) -> None:
     page = tmp_path / "BENCHMARKS.md"
     page.write_text(f"# Before\n\n{BEGIN}\nreplaced\n{END}\n\nafter\n")
@@ -102,7 +133,9 @@ def test_a_report_goes_into_another_page_between_its_marks(measured: Path, tmp_p
     assert text.startswith("# Before")
     assert text.endswith("after\n")
     assert "replaced" not in text
-    assert "(out/results/losses.png)" in text
+    assert "[results.jsonl](out/README.md)" in text
+    assert "| task | budget | / torch-all |" in text
+    assert (tmp_path / "out" / "results" / "losses.png").exists()
 
 
 def test_an_interrupted_run_keeps_what_it_has_and_is_continued(

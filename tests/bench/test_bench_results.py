@@ -15,7 +15,7 @@ import pytest
 from mimose.bench.analysis import Sheet
 from mimose.bench.records import read
 from mimose.bench.report import BEGIN, END
-from mimose.bench.tables import page
+from mimose.bench.sections import page, short_page
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -24,7 +24,8 @@ PAGES = (ROOT / "README.md", ROOT / "BENCHMARKS.md", *sorted((ROOT / "docs").glo
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import claims  # noqa: E402
-import claims_of_bench  # noqa: E402
+import pages  # noqa: E402
+import raw_files  # noqa: E402
 import tables  # noqa: E402
 
 
@@ -74,7 +75,7 @@ def test_every_commit_named_in_prose_is_in_the_history() -> None:
         for name, text in prose.items()
         for commit in re.findall(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7}\b", text)
     }
-    assert {commit for _, commit in named} >= {"f5bba53", "54e956f"}
+    assert {name for name, _ in named} >= {"README.md", "BENCHMARKS.md", "how-it-works.md"}
     unknown = [
         (name, commit)
         for name, commit in named
@@ -105,24 +106,102 @@ def test_the_hash_of_the_code_in_results_is_that_of_their_commit() -> None:
     assert wrong == []
 
 
-def test_the_page_of_results_comes_of_the_raw_files() -> None:
-    assert tables.page(RESULTS.glob("*.json")) + "\n" == (RESULTS / "README.md").read_text("utf-8")
+def test_the_pages_of_results_come_of_the_raw_files() -> None:
+    current, replaced = tables.json_files()
+    written = (RESULTS / "README.md").read_text("utf-8")
+    assert tables.without_ages(written) == tables.page(current) + "\n"
+    history = (RESULTS / "HISTORY.md").read_text("utf-8")
+    assert history == tables.page(replaced, tables.HISTORY) + "\n"
+
+
+def test_the_page_of_results_says_of_every_file_how_old_it_is() -> None:
+    written = (RESULTS / "README.md").read_text("utf-8")
+    ages = written.partition(tables.AGE_BEGIN)[2].partition(tables.AGE_END)[0]
+    named = dict(re.findall(r"\| `([\w.-]+)` \| [0-9a-f]{7} \| (.+) \|", ages))
+    assert set(named) == {path.name for path in raw_files.newest(raw_files.all_files())}
+    assert all(re.fullmatch(r"current|\d+ changes? since", age) for age in named.values())
+
+
+@needs_history
+def test_a_result_is_current_until_what_it_measures_changes() -> None:
+    head, start = git("rev-parse", "HEAD"), git("rev-list", "--max-parents=0", "HEAD")
+    assert head is not None
+    assert start is not None
+    assert raw_files.age(head, "promise") == "current"
+    first = start.splitlines()[0]
+    assert re.fullmatch(r"\d+ changes since", raw_files.age(first, "promise"))
+    assert raw_files.age("0" * 40, "promise") == "unknown"
+
+
+def test_of_files_of_one_kind_the_newest_counts() -> None:
+    names = (
+        "2026-11-15-h200-promise.json",
+        "2026-11-18-h200-promise.json",
+        "2026-11-16-cpu-x.json",
+    )
+    found = [path.name for path in raw_files.newest(map(Path, names))]
+    assert found == ["2026-11-16-cpu-x.json", "2026-11-18-h200-promise.json"]
+
+
+def test_the_main_benchmark_is_reported_first() -> None:
+    assert raw_files.kind_of(raw_files.reported()[0]) == "h200-bench"
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in pages.BLOCKS if not b.changes_with_commits], ids=lambda b: b[:2]
+)
+def test_what_pages_take_from_the_raw_files_is_what_these_say(block: pages.Block) -> None:
+    assert block.written() == block.make()
+
+
+def test_pages_say_how_old_their_tables_are() -> None:
+    ages = [block for block in pages.BLOCKS if block.changes_with_commits]
+    assert {block.page for block in ages} == {"README.md", "BENCHMARKS.md"}
+    assert all("code" in block.written() for block in ages)
+
+
+def sheets_of(text: str) -> list[Sheet]:
+    """Of the files that a page names, in its order."""
+    names = dict.fromkeys(re.findall(r"[\w.-]+\.jsonl", text.partition("\n\n## ")[0]))
+    assert names
+    return [Sheet(read(RESULTS / name)) for name in names]
+
+
+def test_the_ratios_and_goals_of_the_benchmark_come_of_the_raw_files() -> None:
+    text = (ROOT / "BENCHMARKS.md").read_text("utf-8")
+    link, _, written = text.partition(BEGIN)[2].partition(END)[0].strip().partition("\n\n")
+    assert written == "\n\n".join(short_page(sheets_of(link)))
 
 
 def test_the_tables_of_the_benchmark_come_of_the_raw_files() -> None:
-    text = (ROOT / "BENCHMARKS.md").read_text("utf-8")
-    written = text.partition(BEGIN)[2].partition(END)[0]
-    names = dict.fromkeys(re.findall(r"results/bench/([\w-]+)/", written))
-    sheets = [Sheet(read(RESULTS / f"{name}.jsonl")) for name in names]
-    assert written.partition("\n## Figures")[0].strip() == "\n\n".join(page(sheets)).strip()
+    text = (RESULTS / "bench" / "README.md").read_text("utf-8")
+    tables = text[text.index("## Time and memory") : text.index("## Figures")].strip()
+    goals = text[text.rindex("## Goals") :].strip()
+    assert f"{tables}\n\n{goals}" == "\n\n".join(page(sheets_of(text)))
 
 
 def test_every_claim_in_prose_is_what_the_raw_files_say() -> None:
-    made = [*claims.claims(), *claims_of_bench.claims()]
-    assert {claim.page for claim in made} > {"README.md", "BENCHMARKS.md"}
+    made = list(claims.claims())
+    assert {claim.page for claim in made} == {"docs/limits.md", "docs/how-it-works.md"}
     assert [claim for claim in made if not claim.is_made] == []
 
 
-def test_a_figure_that_is_not_the_files_would_be_found() -> None:
-    assert claims.Claim("BENCHMARKS.md", "1,180 of them in runs with surprises").is_made
-    assert not claims.Claim("BENCHMARKS.md", "5,000 of them in runs with surprises").is_made
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_sentence_beside_a_commit_has_a_figure_that_no_file_has(page: Path) -> None:
+    assert claims.unclaimed(str(page.relative_to(ROOT))) == []
+
+
+def test_a_figure_that_is_not_the_files_would_be_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (claim, *_) = claims.claims()
+    figure = claim.words.split()[0]
+    text = (ROOT / claim.page).read_text("utf-8")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / claim.page).write_text(text.replace(f"{figure} ms", "9.87 ms"))
+    monkeypatch.setattr(claims, "ROOT", tmp_path)
+    claims._words_of.cache_clear()
+    assert not claim.is_made
+    (found,) = claims.unclaimed(claim.page)
+    assert found.startswith("9.87: ")
+    claims._words_of.cache_clear()

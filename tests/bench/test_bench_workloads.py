@@ -128,8 +128,9 @@ def test_mimose_sees_a_detectors_batch_as_the_detector_pads_it() -> None:
 def test_without_torchvision_the_detector_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name in [name for name in sys.modules if name.startswith("torchvision.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    monkeypatch.delitem(sys.modules, "torchvision.models.detection", raising=False)
     with pytest.raises(BenchError, match=r"needs torchvision.*pip install 'torchvision>="):
         TASKS["Faster-RCNN"].make(True, "eager")
 

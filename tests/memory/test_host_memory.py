@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import threading
+import time
+from collections.abc import Callable
 from itertools import pairwise
+from typing import NoReturn
 
 import pytest
 import torch
@@ -13,7 +17,15 @@ from hypothesis import strategies as st
 
 from chains import steady
 from mimose.errors import ArgumentError
-from mimose.memory import CopyState, HostArena, HostMemory, LinkSpeed, host_limit, meter_for
+from mimose.memory import (
+    CopyState,
+    HostArena,
+    HostMemory,
+    LinkSpeed,
+    PinningError,
+    host_limit,
+    meter_for,
+)
 from mimose.memory.host_copies import CopyTimes
 from mimose.memory.host_limit import automatic_limit, parse_host_memory, physical_bytes
 
@@ -59,6 +71,60 @@ def test_what_plans_need_is_there_in_one_piece() -> None:
     assert arena.reserve(50 << 20)
     assert arena.take(50 << 20) is not None
     arena.close()
+    assert arena.held_bytes == 0
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_an_arena_grows_in_the_background_and_serves_meanwhile() -> None:
+    arena = HostArena(1 << 30, pinned=False)
+    first = arena.take(1000)
+    arena.prepare(700 << 20)
+    assert arena.take(1000) is not None
+    wait_until(lambda: arena.held_bytes >= 700 << 20)
+    assert arena.held_bytes <= arena.limit_bytes
+    assert arena.take(600 << 20) is not None
+    assert first is not None
+
+
+def test_what_is_needed_at_once_waits_for_what_is_on_its_way() -> None:
+    arena = HostArena(1 << 30, pinned=False)
+    arena.prepare(900 << 20)
+    assert arena.reserve(1000 << 20)
+    assert 1000 << 20 <= arena.held_bytes <= 1 << 30
+
+
+def test_an_arena_that_is_closed_stops_growing() -> None:
+    arena = HostArena(1 << 30, pinned=False)
+    arena.prepare(900 << 20)
+    arena.close()
+    assert arena.held_bytes == 0
+    assert not any(thread.name == "mimose-pinning" for thread in threading.enumerate())
+
+
+def test_a_refusal_in_the_background_is_told_when_more_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError("no pages")
+
+    arena = HostArena(1 << 30, pinned=False)
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    arena.prepare(100 << 20)
+
+    def refused() -> bool:
+        try:
+            arena.prepare(100 << 20)
+        except PinningError:
+            return True
+        return False
+
+    wait_until(refused)
     assert arena.held_bytes == 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -148,20 +148,24 @@ def test_meters_share_one_counter_until_the_last_is_closed() -> None:
     del x, y
 
 
-def test_resetting_one_meters_peak_keeps_that_of_another() -> None:
+@pytest.mark.parametrize("reset", [CpuMeter.reset_peak, CpuMeter.read_and_reset])
+def test_resetting_one_meters_peak_keeps_that_of_another(
+    reset: Callable[[CpuMeter], object],
+) -> None:
     first, second = CpuMeter(), CpuMeter()
     try:
         for meter in (first, second):
-            meter.reset_peak()
+            reset(meter)
         start = first.read().in_use
         torch.empty(1 << 18)
-        second.reset_peak()
+        reset(second)
         torch.empty(1 << 10)
 
         assert first.read().peak == start + (4 << 18)
         assert second.read().peak == start + (4 << 10)
-        first.reset_peak()
+        reset(first)
         assert first.read().peak == start
+        assert second.read().peak == start + (4 << 10)
     finally:
         first.close()
         second.close()

@@ -11,17 +11,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import mimose
 import models
 from loops import interceptors, task, texts, train
+from mimose.costs.input_size import InputSize
 from mimose.costs.link import Link
 from mimose.costs.options import Option
-from mimose.planning import Plan
+from mimose.memory import Reading
+from mimose.planning import Optimal, Plan
+from mimose.reporting import RunningStats, Shortages
 from mimose.reporting.outlook import Outlook
 from mimose.reporting.page.contents import contents_of
+from mimose.reporting.page.markdown import markdown_of
 from mimose.reporting.reader import read_recording
 from mimose.reporting.recording import Recorder, own_path
+from mimose.training import RunStart, StepRecord, StepStart
 from parts import Regimes
 
 
@@ -329,3 +335,53 @@ def test_a_recording_without_a_link_is_planned_without_one(recording_file: Path)
     assert recording.link is None
     assert profile is not None
     assert profile.link is None
+
+
+def test_a_recording_counts_what_was_done_because_memory_ran_short(tmp_path: Path) -> None:
+    counted = Shortages(evictions=3, recoveries=3, retries=1)
+    recorder = Recorder(tmp_path / "run.jsonl")
+    recorder.run_starts(
+        RunStart(
+            device=torch.device("cpu"),
+            blocks=("a", "b"),
+            budget_bytes=100,
+            planner=Optimal(),
+            collector="ride",
+            enforce=True,
+            parameter_bytes=1,
+            gradient_bytes=1,
+        )
+    )
+    stats = RunningStats()
+    size = InputSize((("x", 1),), (4,))
+    for evictions in (1, 0, 2):
+        start = StepStart(
+            size=size, reading=Reading(1, 1, 1, 1), planning_seconds=0.0, reserve_bytes=3, link=None
+        )
+        record = StepRecord(
+            size=size,
+            plan=Plan((Option.KEEP, Option.RECOMPUTE), 50, 0.1, fits=True),
+            new_plan=True,
+            observed=False,
+            predicted_peak_bytes=51,
+            is_bound=False,
+            real_peak_bytes=50,
+            peak_bytes=50,
+            peak_held_bytes=60,
+            reserve_bytes=3,
+            evictions=evictions,
+        )
+        for subscriber in (recorder, stats):
+            subscriber.step_opens()
+            subscriber.step_starts(start)
+            subscriber.memory_ran_out()
+            subscriber.step_over(record)
+    for subscriber in (recorder, stats):
+        subscriber.step_retried()
+    recorder.run_ends()
+    recording = read_recording(recorder.path)
+    assert stats.so_far().shortages == counted
+    assert [step.evictions for step in recording.steps] == [1, 0, 2]
+    assert (recording.recoveries, recording.retries) == (counted.recoveries, counted.retries)
+    page = markdown_of(contents_of(recording), "run")
+    assert "3 kept runs evicted, 2 blocks recomputed after a failure, 1 steps run again" in page

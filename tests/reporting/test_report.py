@@ -15,7 +15,7 @@ from loops import adamw, bert, counted, labelled, task, texts, train
 from mimose.costs.options import Option
 from mimose.costs.pace import Pace
 from mimose.integrations.metrics import Interval
-from mimose.reporting import Stats
+from mimose.reporting import Shortages, Stats
 from parts import Assembled, Observations
 
 
@@ -287,12 +287,12 @@ def test_in_a_notebook_names_stay_text() -> None:
     ("recoveries", "words"), [(1, "ran out of memory once"), (3, "memory 3 times")]
 )
 def test_stats_tell_of_memory_that_ran_out(recoveries: int, words: str) -> None:
-    assert words in str(Stats(steps=4, recoveries=recoveries))
+    assert words in str(Stats(steps=4, shortages=Shortages(recoveries=recoveries)))
     assert "ran out" not in str(Stats(steps=4))
 
 
 def test_stats_tell_the_uncertainty_and_the_evictions() -> None:
-    text = str(Stats(reserve_bytes=1, uncertainty=0.01, evictions=2))
+    text = str(Stats(reserve_bytes=1, uncertainty=0.01, shortages=Shortages(evictions=2)))
     assert "uncertainty 1.00%" in text
     assert "dropped the kept activations of 2 runs of blocks in mid-step" in text
     assert "dropped" not in str(Stats())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,12 +18,21 @@ from torch import nn
 import mimose
 import models
 from compare import assert_same_gradients, live_tensors, no_hooks
-from loops import Batch, Predictions, lengths, task, tight_budget, train
+from loops import (
+    Batch,
+    Predictions,
+    lengths,
+    peak_of_recomputing,
+    task,
+    tight_budget,
+    train,
+)
 from mimose.costs import InputSize, Option, Profile, RunCost
 from mimose.errors import MimoseWarning
-from mimose.memory import HostArena, HostMemory, LinkSpeed, PinningError
+from mimose.memory import Clock, HostArena, HostMemory, LinkSpeed, PinningError
 from mimose.memory.host_copies import CopyTimes
 from mimose.planning import RecomputeAll
+from mimose.training.device_pace import DevicePace
 from mimose.training.host_use import HostUse
 from parts import Faulty, bf16, without_cache
 
@@ -46,19 +56,88 @@ def mixed(name: str, count: int = 40) -> tuple[nn.Module, list[Batch]]:
 
 
 @pytest.mark.parametrize(
-    ("milliseconds", "room", "serves"),
-    [(10, 2.0, True), (1, 2.0, False), (1, 0.5, True)],
-    ids=["long blocks", "short blocks", "short blocks, and nothing fits"],
+    ("milliseconds", "share", "room", "serves"),
+    [
+        (10, 1.0, 2.0, True),
+        (10, 0.2, 2.0, False),
+        (10, None, 2.0, False),
+        (1, 1.0, 2.0, False),
+        (1, 1.0, 0.5, True),
+        (10, None, 0.5, True),
+    ],
+    ids=[
+        "long blocks",
+        "blocks that are short while nothing is observed",
+        "blocks of unknown pace",
+        "short blocks",
+        "short blocks, and nothing fits",
+        "unknown pace, and nothing fits",
+    ],
 )
-def test_short_blocks_on_a_gpu_move_only_if_nothing_else_fits(
-    milliseconds: int, room: float, serves: bool
+def test_blocks_on_a_gpu_that_hide_no_copies_move_only_if_nothing_else_fits(
+    milliseconds: int, share: float | None, room: float, serves: bool
 ) -> None:
     run = RunCost(10, 50, 0, 100, 120, 5, 0, 0, nanoseconds=milliseconds * 1_000_000)
     profile = Profile(InputSize((("x", 1),), (8,)), (run,) * 4, 0, 0)
     needed = RecomputeAll().plan(profile, 0).peak_bytes
     on_gpu = HostUse(torch.device("cuda"), 0, frozenset(Option))
+    on_gpu.pace = pace_of(profile, share)
     assert on_gpu.serves(profile, int(room * needed)) == serves
     assert HostUse(CPU, 0, frozenset(Option)).serves(profile, int(room * needed))
+
+
+class Clockwork(Clock):
+    """Tells the times that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+
+def pace_of(profile: Profile, share: float | None) -> DevicePace:
+    """The pace after a planned forward that took this share of what was observed."""
+    clock = Clockwork()
+    pace = DevicePace(clock)
+    if share is not None:
+        timer = pace.timer_for(profile.size, profile)
+        clock.now += share * sum(run.nanoseconds for run in profile.runs) / 1e9
+        timer.stop()
+        assert pace.read()
+    return pace
+
+
+def profile_of(length: int, milliseconds: float) -> Profile:
+    run = RunCost(10, 50, 0, 100, 120, 5, 0, 0, nanoseconds=int(milliseconds * 1e6))
+    return Profile(InputSize((("x", 1),), (length,)), (run,) * 4, 0, 0)
+
+
+def test_a_pace_holds_for_forwards_that_take_about_as_long() -> None:
+    clock = Clockwork()
+    pace = DevicePace(clock)
+    for length in range(1, 9):
+        profile = profile_of(length, 2.0**length)
+        timer = pace.timer_for(profile.size, profile)
+        clock.now += (0.5 if length <= 4 else 0.9) * 4 * 2.0**length / 1e3
+        timer.stop()
+        pace.read()
+        assert not pace.is_new(profile.size)
+    assert pace.of(profile_of(20, 2.5)) == pytest.approx(0.5)
+    assert pace.of(profile_of(21, 200.0)) == pytest.approx(0.9)
+
+
+def test_a_forward_that_was_given_up_does_not_stop_the_timing_of_others() -> None:
+    pace, profile = pace_of(profile_of(1, 1.0), None), profile_of(2, 1.0)
+    pace.timer_for(InputSize((("x", 1),), (1,)), profile)
+    assert not pace.read()
+    assert pace.is_new(profile.size)
+
+
+def test_a_pause_of_the_host_does_not_make_blocks_seem_slow() -> None:
+    profile = profile_of(3, 1.0)
+    assert pace_of(profile, 7.0).of(profile) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -262,6 +341,55 @@ def test_if_pinning_fails_it_is_said_once_and_plans_do_without() -> None:
     assert stats.runs_recomputed > 0
     train(plain, batches[:1])
     assert losses == train(plain, batches)
+
+
+def test_training_does_not_wait_for_host_memory_that_is_being_pinned() -> None:
+    use = HostUse(CPU, 1 << 30, frozenset(Option), LinkSpeed(50.0, 50.0))
+    link, version = use.link(trusted=True), use.version
+    assert use.memory is not None
+    use.memory.arena.slow = True
+    assert not use.has(100 << 20)
+    for _ in range(10_000):
+        use.read_times()
+        if use.version > version:
+            break
+        assert use.only_what_is_there(link) is None or use.held_bytes < 100 << 20
+        time.sleep(0.001)
+    assert use.version > version  # plans are made anew
+    assert use.has(100 << 20)
+    use.close()
+
+
+def test_plans_are_made_anew_while_more_is_pinned() -> None:
+    use = HostUse(CPU, 4 << 30, frozenset(Option), LinkSpeed(50.0, 50.0))
+    use.link(trusted=True)
+    assert use.memory is not None
+    use.memory.arena.slow = True
+    use.has(2 << 30)
+    versions = {use.version}
+    end = time.monotonic() + 20
+    while use.held_bytes < 2 << 30:
+        assert time.monotonic() < end
+        use.read_times()
+        versions.add(use.version)
+    use.read_times()
+    assert len(versions | {use.version}) <= 6  # not for every piece
+    assert use.version > min(versions)
+    use.close()
+    assert use.held_bytes == 0
+
+
+def test_a_step_that_fits_only_with_the_host_waits_for_it() -> None:
+    model, batches, _ = task("bert", 0.1)
+    needed = peak_of_recomputing(model, batches)
+    with mimose.auto_checkpoint(model, int(0.95 * needed), **HOST) as handle:
+        train(model, batches[:2])
+        host = handle._engine.setting.host
+        memory = host.begun()
+        assert memory is not None
+        memory.arena.slow = True
+        train(model, batches)
+        assert handle.stats().moved_bytes > 0
 
 
 def test_plans_are_made_anew_when_the_speed_of_the_link_changes() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mimose.memory.clock import Clock
-from mimose.memory.meters import CpuMeter, Meter, Reading
+from mimose.memory.meters import CpuMeter, Meter, Reading, SharedPeaks
 from mimose.memory.reserve import FragmentReserve, PageReserve, Reserve
 from mimose.tensors.gradients import Gradients
 from mimose.tensors.previous_outputs import PreviousOutputs
@@ -132,14 +132,15 @@ class Scripted(Meter):
 
     def __init__(self, now: Reading, lost: int = 0) -> None:
         self.now, self._lost = now, lost
+        self._peaks = SharedPeaks("scripted")
 
     def lost_bytes(self) -> int:
         return self._lost
 
-    def read(self) -> Reading:
+    def _read(self) -> Reading:
         return self.now
 
-    def reset_peak(self) -> None: ...
+    def _reset(self) -> None: ...
 
     def free_bytes(self) -> int:
         return 0

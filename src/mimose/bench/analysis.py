@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,12 +204,25 @@ class Sheet:
         Of full batches: the run's last has a batch size that was never seen, and is planned for as
         if it were full.
         """
+        return self._errors(task, budget, contestant, lambda steps: steps.predicted_bytes)
+
+    def untrusted_errors(self, task: str, budget: int | None, contestant: str) -> list[float]:
+        """The same of steps with a bound or an untrusted prediction; none in older files."""
+        return self._errors(task, budget, contestant, lambda steps: steps.untrusted_bytes)
+
+    def _errors(
+        self,
+        task: str,
+        budget: int | None,
+        contestant: str,
+        told: Callable[[Steps], Sequence[int | None]],
+    ) -> list[float]:
         runs = self.runs(task, budget, contestant)
         if not runs:
             return []
         steps = runs[min(runs)].steps
         full = max(steps.rows)
-        rows = zip(steps.rows, steps.predicted_bytes, steps.real_bytes, strict=True)
+        rows = zip(steps.rows, told(steps), steps.real_bytes, strict=False)
         return [(p - r) / r for n, p, r in rows if n == full and p is not None and r]
 
     def loss_difference(self, task: str, budget: int | None, contestant: str) -> float | None:

@@ -14,7 +14,7 @@ from mimose.bench.extras import BenchError, need
 from mimose.bench.lineup import CONTESTANTS
 from mimose.bench.progress import Deadline
 from mimose.bench.records import Code, ResultsFile
-from mimose.bench.report import write_report
+from mimose.bench.report import terminal_tables, write_report
 from mimose.bench.schedule import Program, Schedule
 from mimose.bench.workloads import TASKS, task_named
 from mimose.errors import ArgumentError
@@ -64,6 +64,9 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="two tasks, one budget")] = False,
     full: Annotated[bool, typer.Option("--full", help="everything, 300 steps a run")] = False,
     estimators: Annotated[bool, typer.Option(help="compare estimators, too")] = True,
+    tables: Annotated[
+        bool, typer.Option(help="write tables and figures in the end; --report does it later")
+    ] = True,
     time_limit: Annotated[
         float | None, typer.Option(help="stop between runs after so many seconds")
     ] = None,
@@ -83,7 +86,7 @@ def bench(
         Path | None, typer.Option("--output", "-o", help="the folder for tables and figures")
     ] = None,
     into: Annotated[
-        Path | None, typer.Option(help="with --report: a page to put the tables into")
+        Path | None, typer.Option(help="with --report: a page to put the ratios and goals into")
     ] = None,
 ) -> None:
     """Measure training under a memory budget, against peers, on this machine.
@@ -95,7 +98,7 @@ def bench(
         folder = output or (report[0] if report else out).with_suffix("")
         if report:
             refuse_folder(folder, "--output")
-            _say(f"written: {write_report(report, folder, into)}")
+            _report(report, folder, into)
             return
         _refuse_places(out, folder)
         preset = presets.chosen(quick=quick, full=full)
@@ -108,7 +111,8 @@ def bench(
             asked = Asked(tight=preset.tight)
         if precision not in (None, *PRECISIONS):
             raise BenchError(f"--precision {precision}: it is {', '.join(PRECISIONS)}")
-        for package in ("transformers", "matplotlib", *(("sklearn",) if estimators else ())):
+        extras = {"matplotlib": tables, "sklearn": estimators}
+        for package in ("transformers", *(name for name, wanted in extras.items() if wanted)):
             need(package)  # before anything is measured, not after
         chosen = tuple(map(task_named, _split(tasks) or preset.tasks))
         for package in {package for task in chosen for package in task.needs}:
@@ -134,7 +138,7 @@ def bench(
             code=Code.of(around),
         )
         _measure(program, {**around, "conditions": program.conditions.to_plain()}, out, time_limit)
-        _say(f"written: {write_report([out], folder)}")
+        _report([out], folder if tables else None)
     except (ArgumentError, BenchError) as error:
         _say(f"mimose bench: {error}")
         raise typer.Exit(2) from None
@@ -165,6 +169,12 @@ def _measure(program: Program, header: dict[str, Any], out: Path, time_limit: fl
             "command continues from there"
         )
         raise typer.Exit(0)
+
+
+def _report(files: list[Path], folder: Path | None, into: Path | None = None) -> None:
+    """Write the pages, if there is a folder; end with the table that most people look for."""
+    _say(f"written: {write_report(files, folder, into) if folder else files[0]}")
+    print(f"\n{terminal_tables(files)}", flush=True)
 
 
 def _split(text: str | None) -> list[str]:

@@ -33,6 +33,8 @@ class StepNote:
     """How many runs of blocks were recomputed; None if the step was broken off."""
     observed: bool = False
     predicted_bytes: int | None = None
+    untrusted_bytes: int | None = None
+    """The peak by the plan, where that was a bound or a prediction that is not trusted."""
     real_bytes: int | None = None
     """The peak of forward and backward, to hold the prediction against."""
     peak_bytes: int = 0

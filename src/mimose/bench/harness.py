@@ -35,6 +35,8 @@ class Steps:
     peak_bytes: list[int] = field(default_factory=list)
     held_bytes: list[int] = field(default_factory=list)
     predicted_bytes: list[int | None] = field(default_factory=list)
+    untrusted_bytes: list[int | None] = field(default_factory=list)
+    """Empty in older files."""
     real_bytes: list[int | None] = field(default_factory=list)
     recomputed: list[int | None] = field(default_factory=list)
     observed: list[bool] = field(default_factory=list)
@@ -179,6 +181,7 @@ class _Lap:
         steps.peak_bytes.append(peak)
         steps.held_bytes.append(held)
         steps.predicted_bytes.append(note.predicted_bytes)
+        steps.untrusted_bytes.append(note.untrusted_bytes)
         steps.real_bytes.append(note.real_bytes)
         steps.recomputed.append(note.recomputed)
         steps.observed.append(note.observed)

@@ -112,7 +112,7 @@ class Scenes(_Images):
 
 def sides_of_detector(small: bool) -> Size:
     """What the detector scales an image's shorter side to, and how long the other may become."""
-    return (128, 213) if small else (800, 1333)
+    return (64, 107) if small else (800, 1333)
 
 
 def padded(images: Sequence[Sequence[int]], small: bool) -> Size:

@@ -15,7 +15,7 @@ from mimose.training import StepRecord, StepStart
 
 
 class Spending(LatestStep):
-    """Host time that learning and deciding took, and in which steps."""
+    """What was planned, and the host time that learning and deciding took, and in which steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,6 +27,13 @@ class Spending(LatestStep):
         """Deciding in steps that got a new plan; in others that ran under a plan."""
         self._since = 0.0
         """Learning and deciding since the last step was over."""
+
+    @property
+    def planned_peak(self) -> int | None:
+        """The peak of the latest step by its plan; None if it had none."""
+        if self.start is None or self.record is None or self.record.plan is None:
+            return None
+        return self.start.reading.in_use + self.record.plan.peak_bytes
 
     def learned(self, observation: StepObservation, *, anew: bool, seconds: float) -> None:
         self.fits += 1
@@ -81,10 +88,13 @@ class _Mimose(Contestant):
         if record is None:
             return StepNote()
         runs = len(self.match.survey.observations[0].pattern)
+        predicted = None if record.is_bound else record.predicted_peak_bytes
+        planned = None if record.observed else self._spending.planned_peak
         return StepNote(
             recomputed=runs if record.plan is None else record.plan.recomputed,
             observed=record.observed,
-            predicted_bytes=None if record.is_bound else record.predicted_peak_bytes,
+            predicted_bytes=predicted,
+            untrusted_bytes=planned if predicted is None else None,
             real_bytes=None if record.observed else record.real_peak_bytes,
             peak_bytes=record.peak_bytes or 0,
             held_bytes=record.peak_held_bytes or 0,

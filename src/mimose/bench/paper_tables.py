@@ -15,11 +15,12 @@ from mimose.bench.workloads import TASKS
 from mimose.units import GIB
 
 _TRAINING_SAMPLES = {
-    "MC-Roberta": 73_546,  # SWAG
-    "QA-XLNet": 87_599,  # SQuAD 1.1
+    "MC-Roberta": 73_546,  # SWAG: allenai/swag, "regular"
+    "QA-XLNet": 87_599,  # SQuAD 1.1: rajpurkar/squad
     "QA-Bert": 87_599,
-    "TC-Bert": 363_846,  # Quora question pairs, as in GLUE
+    "TC-Bert": 363_846,  # Quora question pairs: nyu-mll/glue, "qqp"
 }
+"""Examples in the split "train" of these data sets on huggingface.co, by their cards."""
 
 HOW_TO_READ = """\
 - *The two stars*: the peak of the largest batch drawn, with everything recomputed (the least that a
@@ -32,7 +33,9 @@ HOW_TO_READ = """\
   of the whole training set has. Plans are also made anew when the estimate changes, so there can be
   more plans than sizes. The paper made 17, 69, 24 and 51 plans in an epoch of its tasks.
 - *Predicted peaks*: of full batches in planned steps of the first round, by how much the peak was
-  predicted too low at worst, and too high on average and at worst.
+  predicted too low at worst, and too high on average and at worst. Not trusted: steps planned with
+  an upper bound, or with a prediction that is not reliable yet (as where padding makes memory grow
+  in steps); what they keep can be evicted.
 - *Left unused* (the paper's Fig. 4): budget less the peak in use, the mean over all steps and over
   the shortest quarter of the batches; and the time on that quarter over plain training's.
 - *At the loosest budget*: time over plain training's.
@@ -126,18 +129,30 @@ def _epoch(sheet: Sheet, task: str) -> str:
 
 
 def predictions(sheet: Sheet) -> str | None:
-    """How far predicted peaks were from real ones."""
+    """How far predicted peaks were from real ones; and those not trusted, where there are any."""
     rows = []
     for task, limit in _cells(sheet):
         for name in ("mimose", "greedy+shuttle"):
             errors = sheet.prediction_errors(task, limit["total_bytes"], name)
-            if errors:
-                over = [max(error, 0.0) for error in errors]
-                shares = (max(0.0, -min(errors)), statistics.fmean(over), max(over))
-                cells = (f"{share:.3%}" for share in shares)
-                rows.append([task, limit_text(limit), name, str(len(errors)), *cells])
+            others = sheet.untrusted_errors(task, limit["total_bytes"], name)
+            if errors or others:
+                cells = [*_errors(errors), *_errors(others)]
+                rows.append([task, limit_text(limit), name, *cells])
     header = ["task", "budget", "who", "steps", "too low, worst", "too high, mean"]
-    return table([*header, "too high, worst"], rows) if rows else None
+    header += ["too high, worst", "not trusted", "these too low, worst", "these too high, mean"]
+    header.append("these too high, worst")
+    if all(row[-4] == "0" for row in rows):
+        header, rows = header[:-4], [row[:-4] for row in rows]
+    return table(header, rows) if rows else None
+
+
+def _errors(errors: Sequence[float]) -> list[str]:
+    """How many, too low at worst, too high on average and at worst."""
+    if not errors:
+        return ["0", "–", "–", "–"]
+    over = [max(error, 0.0) for error in errors]
+    shares = (max(0.0, -min(errors)), statistics.fmean(over), max(over))
+    return [str(len(errors)), *(f"{share:.3%}" for share in shares)]
 
 
 def left_unused(sheet: Sheet) -> str | None:

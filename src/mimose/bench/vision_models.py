@@ -43,5 +43,9 @@ def faster_rcnn(small: bool, attention: str) -> nn.Module:
     backbone = backbones.resnet_fpn_backbone(
         backbone_name="resnet18" if small else "resnet50", weights=None, trainable_layers=5
     )
-    made: nn.Module = detection.FasterRCNN(backbone, 91, min_size=shorter, max_size=longer)
+    fewer: dict[str, Any] = {}
+    if small:  # proposals
+        fewer = {"rpn_pre_nms_top_n_train": 200, "rpn_post_nms_top_n_train": 100}
+        fewer |= {"box_batch_size_per_image": 16}
+    made: nn.Module = detection.FasterRCNN(backbone, 91, min_size=shorter, max_size=longer, **fewer)
     return made

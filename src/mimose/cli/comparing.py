@@ -37,7 +37,7 @@ def run_comparison(
     trace: Path | None = None,
 ) -> list[Path]:
     """Compare, print, and write the page; the files that were written."""
-    if time_limit_seconds <= 0:
+    if not time_limit_seconds > 0:  # or NaN
         raise ArgumentError(f"--time-limit {time_limit_seconds:g}: give a positive number")
     if output is not None:
         _refuse_output(output, file)

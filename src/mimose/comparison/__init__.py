@@ -6,7 +6,18 @@ training: no other package imports this one, except for the command line.
 """
 
 from mimose.comparison.checkmate import Checkmate
-from mimose.comparison.compare import Comparison, SizeComparison, compare
+from mimose.comparison.compare import (
+    WITH_HOST,
+    Cell,
+    Comparison,
+    Planners,
+    SizeComparison,
+    cell_of,
+    cell_of_dtr,
+    compare,
+    compare_size,
+    planners_of_the_field,
+)
 from mimose.comparison.drawing import draw
 from mimose.comparison.dtr import Simulation, simulate
 from mimose.comparison.dtr_heuristics import HEURISTICS, Heuristic
@@ -32,8 +43,10 @@ from mimose.comparison.tracer import record_trace
 __all__ = [
     "HEURISTICS",
     "LEGEND",
+    "WITH_HOST",
     "Action",
     "Call",
+    "Cell",
     "Chain",
     "Checkmate",
     "Comparison",
@@ -44,6 +57,7 @@ __all__ = [
     "Heuristic",
     "Outcome",
     "Output",
+    "Planners",
     "Release",
     "Rotor",
     "Schedule",
@@ -53,16 +67,20 @@ __all__ = [
     "Stage",
     "Sublinear",
     "Trace",
+    "cell_of",
+    "cell_of_dtr",
     "cells",
     "class_of",
     "columns",
     "compare",
+    "compare_size",
     "draw",
     "evaluate",
     "headline",
     "kept_by_class",
     "markdown_of_comparison",
     "page_of_comparison",
+    "planners_of_the_field",
     "read_trace",
     "record_trace",
     "schedule_of",

@@ -22,12 +22,15 @@ from mimose.comparison.trace import Trace
 from mimose.comparison.trace_file import read_trace
 from mimose.costs import InputSize, Option, Profile, extra_nanoseconds
 from mimose.errors import ArgumentError
-from mimose.planning import Plan, planner_named
+from mimose.planning import Optimal, Plan, planner_named
 from mimose.reporting import Outlook, read_recording
 from mimose.units import text_of
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 """Budgets without --budget: so far from all recomputed to all kept."""
+
+WITH_HOST = "optimal+host"
+"""The default planner with host memory, if the recorded run had a link to it."""
 
 _OF_DTR = (
     "dtr: h_DTR^eq, simulated on the operator trace. Its times are those of the trace, operator by "
@@ -74,7 +77,7 @@ class SizeComparison:
     size: str
     blocks: int
     least_budget_bytes: int
-    """Below this, no plan of one choice a block fits."""
+    """What recomputing every block needs."""
     easy_budget_bytes: int
     """From here on everything is kept."""
     whole_seconds: float
@@ -105,7 +108,7 @@ def compare(
         raise ArgumentError("--trace: give one --size, that of the step that was traced")
     traced = None if trace is None else read_trace(trace)
     recording = read_recording(file)
-    outlook = replace(Outlook.of(recording), link=None)  # the others move nothing
+    outlook = Outlook.of(recording)
     known = _profiles(outlook, [step.size for step in recording.steps])
     if not known:
         raise ArgumentError(f"{file} has no observed steps yet: train a few more steps")
@@ -117,7 +120,8 @@ def compare(
     if traced is not None:
         remarks = (*remarks, _OF_DTR)
     compared = [
-        _at(outlook, known[size], planners, budgets, traced) for size in dict.fromkeys(chosen)
+        compare_size(outlook, known[size], planners, budgets, traced)
+        for size in dict.fromkeys(chosen)
     ]
     return Comparison(tuple(compared), (*remarks, *_below(compared)))
 
@@ -129,7 +133,7 @@ def _below(compared: Sequence[SizeComparison]) -> list[str]:
         f"{size.size}, {text_of(size.least_budget_bytes)}: only other schedules may fit."
         for size in compared
         for row in size.rows
-        if row.budget_bytes < size.least_budget_bytes
+        if row.budget_bytes < size.least_budget_bytes and not row.cells[0].fits
     ]
 
 
@@ -165,15 +169,20 @@ def _size_named(text: str, sizes: list[InputSize]) -> InputSize:
     raise ArgumentError(f"--size {text!r} is not among the recorded sizes: {shown}")
 
 
-def _at(
+def compare_size(
     outlook: Outlook,
     profile: Profile,
     planners: Planners,
-    budgets: Sequence[int],
-    trace: Trace | None,
+    budgets: Sequence[int] = (),
+    trace: Trace | None = None,
 ) -> SizeComparison:
-    least, easy = outlook.least_budget(profile), outlook.easy_budget(profile)
-    whole = extra_nanoseconds(profile, [Option.RECOMPUTE] * len(profile.runs)) / 1e9
+    """Compare planners on one profile, under these budgets or from all recomputed to all kept.
+
+    If the profile has a link to the host, `optimal+host` plans with it; all others without.
+    """
+    bare = replace(profile, link=None)
+    least, easy = outlook.least_budget(bare), outlook.easy_budget(bare)
+    whole = extra_nanoseconds(bare, [Option.RECOMPUTE] * len(bare.runs)) / 1e9
     wanted = budgets or sorted({int(least + share * (easy - least)) for share in SHARES})
     return SizeComparison(
         size=str(profile.size),
@@ -188,21 +197,24 @@ def _at(
 def _row(
     outlook: Outlook, profile: Profile, planners: Planners, budget: int, trace: Trace | None
 ) -> Row:
-    available = outlook.available(profile, budget)
+    bare = replace(profile, link=None)
+    available = outlook.available(bare, budget)
     if available <= 0:
         raise ArgumentError(
             f"--budget {text_of(budget)} leaves nothing for a step of size {profile.size}: "
-            f"{text_of(outlook.base_bytes(profile))} are in use before it, and a share is kept in "
-            f"reserve. Give at least {text_of(outlook.least_budget(profile))}"
+            f"{text_of(outlook.base_bytes(bare))} are in use before it, and a share is kept in "
+            f"reserve. Give at least {text_of(outlook.least_budget(bare))}"
         )
-    cells = [_cell(name, plan, profile, available) for name, plan in planners.items()]
+    cells = [cell_of(name, plan, bare, available) for name, plan in planners.items()]
+    if profile.link is not None:
+        cells.insert(1, cell_of(WITH_HOST, Optimal().plan, profile, available))
     if trace is not None:
-        cells.append(_dtr(trace, available))
+        cells.append(cell_of_dtr(trace, (profile.prelude or 0) + available))
     return Row(budget, tuple(cells))
 
 
-def _dtr(trace: Trace, available: int) -> Cell:
-    """DTR on the traced step, with as much beyond its parameters and inputs as a plan has.
+def cell_of_dtr(trace: Trace, available: int) -> Cell:
+    """DTR on the traced step, with so many bytes beyond its parameters and its batch.
 
     It plans nothing in advance, and it is said to exceed the budget only if it fails.
     """
@@ -212,15 +224,16 @@ def _dtr(trace: Trace, available: int) -> Cell:
     return Cell("dtr", extra, over_bytes=int(failed), claims_to_fit=False, planning_seconds=0.0)
 
 
-def _cell(
+def cell_of(
     name: str, plan: Callable[[Profile, int], Plan | Outcome], profile: Profile, available: int
 ) -> Cell:
+    """A planner with so many bytes above the start of the first block."""
     start = time.perf_counter()
     made = plan(profile, available)
     took = time.perf_counter() - start
     over = max(0, made.peak_bytes - available)
     if isinstance(made, Plan):  # greedy planners take every plan of theirs to fit
-        claims = made.fits or name != "optimal"
+        claims = made.fits or name not in ("optimal", WITH_HOST)
         return Cell(name, made.extra_seconds, over, claims, took)
     return Cell(
         name,

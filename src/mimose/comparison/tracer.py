@@ -17,6 +17,9 @@ from mimose.errors import ArgumentError
 from mimose.memory import Clock
 from mimose.tensors import argument_tensors, storage_of, tensors_in
 
+_WAIT_CYCLES = 200_000
+"""How long a CUDA device waits before each recorded call: about 0.1 ms."""
+
 
 def record_trace(
     step: Callable[[], object], *, device: str | torch.device = "cpu", warm_up_steps: int = 1
@@ -107,6 +110,7 @@ class _Recorder(TorchDispatchMode):
         given = argument_tensors(args, kwargs)
         with self._lock:
             inputs = tuple(name for tensor in given if (name := self._input(tensor)) is not None)
+        _let_host_go_ahead(self._device)
         start = self._clock.mark()
         result = func(*args, **kwargs)
         end = self._clock.mark()
@@ -127,8 +131,10 @@ class _Recorder(TorchDispatchMode):
     def _event(self, event: _Timed | Release) -> Event:
         if isinstance(event, Release):
             return event
-        seconds = self._clock.seconds(event.start, event.end) or 0.0
         call = event.call
+        seconds = self._clock.seconds(event.start, event.end) or 0.0
+        if self._device.type == "cuda" and _only_views(call):
+            seconds = 0.0  # no kernel was launched
         return Call(call.name, round(seconds * 1e9), call.inputs, call.outputs)
 
     def _record(
@@ -208,6 +214,20 @@ class _Recorder(TorchDispatchMode):
 
     def _bytes(self, storage: torch.UntypedStorage) -> int:
         return storage.nbytes() if storage.device.type == self._device.type else 0
+
+
+def _let_host_go_ahead(device: torch.device) -> None:
+    """Make a CUDA device wait before a call, so that the host has launched the call by then.
+
+    Otherwise the device would be idle, and the time of a short kernel would be that of its launch.
+    """
+    wait = getattr(torch.cuda, "_sleep", None)  # private: without it, launches are in the times
+    if device.type == "cuda" and wait is not None:
+        wait(_WAIT_CYCLES)
+
+
+def _only_views(call: Call) -> bool:
+    return bool(call.outputs) and all(output.alias_of is not None for output in call.outputs)
 
 
 def _view(tensor: torch.Tensor) -> tuple[Any, ...]:

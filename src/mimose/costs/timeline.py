@@ -109,6 +109,17 @@ class Profile:
             return self
         return replace(self, runs=tuple(run._replace(droppable_input=0) for run in runs))
 
+    def at_pace(self, share: float) -> Profile:
+        """The same if every run takes this share of its time."""
+        runs = [
+            run._replace(
+                nanoseconds=round(run.nanoseconds * share),
+                backward_nanoseconds=round(run.backward_nanoseconds * share),
+            )
+            for run in self.runs
+        ]
+        return replace(self, runs=tuple(runs))
+
     def _highest_backward(self) -> int:
         """The highest moment of the backward where everything held stays to the end."""
         highest, base = max(self.head_backward, self.tail), 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mimose.costs import InputSize, Layout
+from mimose.estimation.areas import WINDOWS, areas, pairs, ranges
 
 _Floats = npt.NDArray[np.float64]
 
@@ -35,6 +37,9 @@ class Shape:
     """Positions that vary together, a group each; the first stands for all."""
     batch: int | None
     """The symbol that bytes are proportional to, if there is one."""
+    window: int | None = None
+    """If bytes follow the area of all dimensions but the batch in steps (`areas.py`), the side of
+    windows, 0 for none; None if they follow each dimension."""
     of_pass: tuple[int, ...] | None = None
     """The pass that each symbol belongs to, if there are several that do not meet: what one takes
     does not depend on the other's size."""
@@ -62,17 +67,27 @@ class Shape:
         of_pass = tuple(bisect_right(ends, group[0].position) for group in symbols)
         several = len(set(of_pass)) > 1
         layout, batch = sizes[0].layout, next(first, None)
-        return cls(layout, tuple(constants), symbols, batch, of_pass if several else None)
+        return cls(layout, tuple(constants), symbols, batch, of_pass=of_pass if several else None)
 
-    def alternatives(self) -> Iterator[Shape]:
-        """This shape, then the same with no symbol, or another one, for the batch; and with passes
-        that meet."""
-        yield self
-        for batch in (None, *range(len(self.symbols))):
-            if batch != self.batch:
-                yield replace(self, batch=batch)
+    def candidates(self) -> Iterator[list[Shape]]:
+        """Shapes that may explain bytes, in the order in which to try them.
+
+        This one; areas of several dimensions even before it, since they have fewer terms; then no
+        symbol, or another one, for the batch, or passes that meet; areas in windows in the end.
+        """
+        free = len(self.symbols) - (self.batch is not None)
+        areas = [replace(self, window=window) for window in (0, *WINDOWS)]
+        if self.of_pass is not None or not free:
+            areas = []
+        if free > 1:
+            yield areas[:1]
+        yield [self]
+        batches = {None, *range(len(self.symbols))} - {self.batch}
+        others = [replace(self, batch=batch) for batch in batches]
         if self.of_pass is not None:
-            yield replace(self, of_pass=None)
+            others.append(replace(self, of_pass=None))
+        yield others if free > 1 else [*others, *areas[:1]]
+        yield areas[1:]
 
     @property
     def varying(self) -> frozenset[int]:
@@ -104,21 +119,45 @@ class Shape:
         )
 
     def features(self, point: Sequence[float]) -> list[float]:
-        """1, then the batch times each monomial of the other dimensions up to degree two.
+        """1, then the batch times each area in steps, or times each monomial of the other
+        dimensions up to degree two.
 
         In plain numbers: predictions are made in the middle of steps, where whatever has not run
         for a while is slow, and NumPy's many small functions most of all.
         """
-        batch = 1.0 if self.batch is None else point[self.batch]
-        others = [x for i, x in enumerate(point) if i != self.batch]
-        if self.of_pass is None:
-            products = [a * b for i, a in enumerate(others) for b in others[i:]]
+        batch, others = self._batch_and_others(point)
+        if self.window is None:
+            products = [*others, *self._products(others)]
         else:
+            products = areas(others, self.window)
+        return [1.0, *batch, *(math.prod(batch) * x for x in products)]
+
+    def _batch_and_others(self, point: Sequence[float]) -> tuple[list[float], list[float]]:
+        """The batch, if there is one, and all other dimensions."""
+        batch = [] if self.batch is None else [point[self.batch]]
+        return batch, [x for i, x in enumerate(point) if i != self.batch]
+
+    def _products(self, others: Sequence[float]) -> list[float]:
+        """Of every two dimensions that meet."""
+        meeting = list(combinations_with_replacement(range(len(others)), 2))
+        if self.of_pass is not None:
             of = [p for i, p in enumerate(self.of_pass) if i != self.batch]
-            pairs = combinations_with_replacement(range(len(others)), 2)
-            products = [others[i] * others[j] for i, j in pairs if of[i] == of[j]]
-        alone = [] if self.batch is None else [batch]
-        return [1.0, *alone, *(batch * x for x in others), *(batch * x for x in products)]
+            meeting = [(i, j) for i, j in meeting if of[i] == of[j]]
+        return [others[i] * others[j] for i, j in meeting]
+
+    def choices(self, features: int) -> list[list[int]]:
+        """Which of so many features one quantity may consist of."""
+        if self.window is None:
+            return [list(range(features))]
+        always = list(range(1 if self.batch is None else 2))
+        return [[*always, len(always) + i, len(always) + j] for i, j in pairs(self.window)]
+
+    def extent(self, point: Sequence[float]) -> list[float]:
+        """What must lie between the sizes seen for a point to do so."""
+        if self.window is None:
+            return list(point)
+        batch, others = self._batch_and_others(point)
+        return [*batch, *ranges(others, self.window)]
 
 
 def _line(leader: _Floats, column: _Floats) -> tuple[float, float] | None:

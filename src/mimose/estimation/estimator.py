@@ -18,8 +18,9 @@ from dataclasses import replace
 import numpy as np
 
 from mimose.costs import InputSize, Option, Pattern, Profile, RunCost, StepObservation, peak
-from mimose.estimation.fit import BYTES, Fit
+from mimose.estimation.fit import Fit
 from mimose.estimation.prediction import Prediction, State
+from mimose.estimation.rows import BYTES
 from mimose.estimation.times import with_shared_times
 
 _CONTRADICTION = 0.04
@@ -157,7 +158,7 @@ class Estimator:
             return None
         if noisy:
             return Prediction(profile, State.SUSPECT)
-        if not fit.fair:
+        if not fit.fair_at(size):
             return Prediction(profile, State.LEARNING, fit.error)
         return Prediction(profile) if fit.between(size) else Prediction(profile, State.LEARNING)
 

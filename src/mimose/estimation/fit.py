@@ -1,39 +1,44 @@
 """One fit for all runs and all quantities at once: observations in, a profile at any size out.
 
 Bytes are polynomials of the shape: a constant plus the batch times monomials of the other sizes up
-to degree two. The fit is one linear least-squares problem.
+to degree two, or times areas that are counted in steps. The fit is linear least squares.
 
-Levels follow such polynomials exactly. Peaks are the largest of several of them, so they have kinks
-that no polynomial follows; but they stay convex, and for a convex function the chord between two
-observed sizes is never too low. So where a quantity's own leave-one-out error says that it has
-kinks, the larger of fit and chord is taken.
+Levels follow it exactly. Peaks are the largest of several levels, so they have kinks that no
+polynomial follows. Where a quantity's own leave-one-out error says that it does not follow the fit,
+the most that it can be by the observations is taken (`kinks.py`).
+
+Whether to trust all this, the peaks of observations tell: what would others have said of them?
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-from mimose.costs import SUBTRACTED, InputSize, Option, Profile, RunCost, StepObservation, peak
+from mimose.costs import InputSize, Profile, StepObservation
 from mimose.estimation.dimensions import Shape
-from mimose.estimation.times import Floats, Times
+from mimose.estimation.kinks import Kinks, Ladder, Scatter
+from mimose.estimation.regression import Regression
+from mimose.estimation.rows import (
+    BYTES,
+    OF_STEP,
+    SAVED,
+    Floats,
+    Mask,
+    peaks,
+    profile_of,
+    row_of,
+    signed,
+    signs_of,
+)
+from mimose.estimation.times import Times
 
-_QUANTITIES = RunCost._fields[: RunCost._fields.index("nanoseconds")]
-BYTES = len(_QUANTITIES)
-"""How many of a run's costs are bytes. Its times and flags come after them."""
-_SAVED = _QUANTITIES.index("saved")
-_SUBTRACTED = [name in SUBTRACTED for name in _QUANTITIES]
-_SIGNED = [name in ("boundary", "backward_entry", "between_blocks_peak") for name in _QUANTITIES]
-_OF_STEP = 4
-"""How many quantities are of the step, not of a run: the head's two, the tail, the prelude."""
 _FAIR_ERROR = 0.02
-"""The leave-one-out error of the peak, as a share of it, at which predictions are trusted."""
+"""The leave-one-out error of peaks, as a share of them, up to which predictions are trusted: how
+much too low one is at most, and how much too high they are on average."""
 _TO_DOUBT = 4
 """Observations it takes to doubt that the first dimension is the batch."""
 _EXACT_ERROR = 0.001
@@ -57,92 +62,120 @@ _STEEPEST = 6
 
 @dataclass(slots=True)
 class Fit:
-    """Polynomials through all observations of one pattern, and where to believe them."""
+    """What observations of one pattern say of other sizes, and where to believe it."""
 
-    shape: Shape
-    points: list[list[int]]
-    """The varying dimensions of each observation."""
+    regression: Regression
     values: Floats
     """One row an observation, one column a quantity of a run; those of the step come last."""
-    coefficients: Floats
-    kinked: npt.NDArray[np.bool_]
-    error: float
+    kinked: Mask
+    """Which quantities do not follow the fit."""
+    kinks: Kinks
+    errors: Floats
+    """How much too high the peaks of observations, all kept and all recomputed, would be told by
+    all others, as a share of them."""
+    margins: list[float | None]
+    """By how much predictions are raised in each place, as a share, since the others would have
+    told the peaks of some observation too low; None where they cannot be trusted."""
     times: Times
     fixed: tuple[bool, ...]
     movable: tuple[bool, ...]
     """Whether the input of each run can be moved, by the latest observation."""
-    _any_kinked: bool = field(init=False)
-    _low: list[int] = field(init=False)
-    _high: list[int] = field(init=False)
-    _grows: npt.NDArray[np.bool_] = field(init=False)
+    _points: Floats = field(init=False)
+    _low: list[float] = field(init=False)
+    _high: list[float] = field(init=False)
+    _grows: Mask = field(init=False)
     """Which quantities were never less at a larger size."""
-    _capped: npt.NDArray[np.bool_] = field(init=False)
-    """Which quantities are never more than at a larger size."""
-    _subtracted: npt.NDArray[np.bool_] = field(init=False)
-    _floor: Floats = field(init=False)
-    """The least that each quantity can be."""
-    _ladder: _Ladder | None = field(init=False)
 
     def __post_init__(self) -> None:
-        columns = list(zip(*self.points, strict=True))
+        self._points = np.array(self.regression.points, float)
+        columns = list(zip(*map(self.shape.extent, self.regression.points), strict=True))
         self._low, self._high = [min(c) for c in columns], [max(c) for c in columns]
-        self._any_kinked = bool(self.kinked.any())
         self._grows = self._rising()
-        self._capped = ~self.kinked & self._grows
-        runs, of_step = len(self.fixed), [False] * _OF_STEP
-        self._subtracted = np.array([*_SUBTRACTED * runs, *of_step])
-        self._floor = np.where([*_SIGNED * runs, *of_step], -np.inf, 0.0)
-        one = len(columns) == 1
-        bounds = self._grows | ~np.array([*_SIGNED * runs, *of_step]), self._capped
-        self._ladder = _Ladder.of(columns[0], self.values, *bounds) if one else None
+
+    @property
+    def shape(self) -> Shape:
+        return self.regression.shape
+
+    @property
+    def error(self) -> float:
+        """The largest leave-one-out error of the peaks, as a share of them."""
+        return float(np.abs(self.errors).max(initial=0))
+
+    @property
+    def exact(self) -> bool:
+        return self.error <= _EXACT_ERROR
 
     @property
     def fair(self) -> bool:
-        return self.error <= _FAIR_ERROR
+        """Whether predictions can be trusted in most places."""
+        return 2 * self.margins.count(None) <= len(self.margins)
+
+    def fair_at(self, size: InputSize) -> bool:
+        """Whether predictions can be trusted at a size."""
+        point = self.shape.covering_point(size)
+        return self.fair and point is not None and self._margin(point) is not None
+
+    def _margin(self, point: Sequence[float]) -> float | None:
+        return self.margins[self.kinks.place(point)]
 
     @classmethod
     def of(cls, observations: list[StepObservation]) -> Fit | None:
-        """The fit of these, with the dimension for the batch that explains them best."""
-        usual, *others = Shape.of([o.size for o in observations]).alternatives()
-        best = cls.with_shape(usual, observations)
-        if len(observations) < _TO_DOUBT or (best is not None and best.fair):
-            return best
+        """The fit of these with the shape that explains them best."""
+        usual = Shape.of([o.size for o in observations])
+        values = np.array([row_of(o.profile) for o in observations], float)
+        if len(observations) < _TO_DOUBT:
+            return cls._best_of([usual], observations, values)
+        best, enough = None, False
+        for shapes in filter(None, usual.candidates()):
+            fit = cls._best_of(shapes, observations, values)
+            enough |= fit is not None and fit.shape == usual
+            if best is None or (fit is not None and fit.error < best.error):
+                best = fit
+            if best is not None and (best.exact or (enough and best.fair)):
+                return best
         # While there are too few for the usual one, another has to explain them exactly: sizes that
         # lie near one line seem to be explained by much.
-        least = _EXACT_ERROR if best is None else best.error
-        for shape in others:
-            fit = cls.with_shape(shape, observations)
-            if fit is not None and fit.error < least:
-                best, least = fit, fit.error
-        return best
+        return best if enough else None
 
     @classmethod
-    def with_shape(cls, shape: Shape, observations: list[StepObservation]) -> Fit | None:
-        points = [shape.point(o.size) for o in observations]
-        features = np.array([shape.features(point) for point in points])
-        if len(observations) <= features.shape[1]:
-            return None
-        values = np.array([_row_of(o.profile) for o in observations], float)
-        coefficients, _, rank, _ = np.linalg.lstsq(features, values, rcond=None)
-        if rank < features.shape[1]:
-            return None
-        left_out = _leave_one_out(features, values, coefficients)
+    def _best_of(
+        cls, shapes: list[Shape], observations: list[StepObservation], values: Floats
+    ) -> Fit | None:
+        points = [shapes[0].point(o.size) for o in observations]
+        found = (Regression.of(shape, points, values) for shape in shapes)
+        best = min(filter(None, found), key=lambda r: r.unexplained, default=None)
+        return None if best is None else cls._with(best, observations, values)
+
+    @classmethod
+    def _with(
+        cls, regression: Regression, observations: list[StepObservation], values: Floats
+    ) -> Fit:
         fixed = tuple(run.fixed for run in observations[-1].runs)
-        peaks = _peaks(fixed, values)
+        real, told, signs = peaks(fixed, values), regression.left_out, signs_of(len(fixed))
+        visible = _VISIBLE_KINK * real[:, 0]
+        kinked: Mask = np.any(np.abs(values - told) > visible[:, None], axis=0)
+        kinked[-1] = False  # no peak depends on the prelude: its best estimate is wanted
+        kinks: Kinks
+        if len(regression.points[0]) == 1:
+            at = [x for (x,) in regression.points]
+            kinks = Ladder.of(at, told * signs, values * signs, visible)
+        else:
+            kinks = Scatter.of(told * signs, values * signs)
+        told = np.where(kinked, kinks.left_out() * signs, told)
         # The smallest and the largest do not count: a fit of the others would have to reach beyond
         # its range for them, as predictions never do.
         volume = values.sum(1)
         inner = sorted({*range(len(values))} - {int(volume.argmin()), int(volume.argmax())})
-        wrong = np.abs(_peaks(fixed, left_out[inner]) - peaks[inner]) / peaks[inner]
-        kinked = np.max(np.abs(values - left_out) / peaks[:, :1], axis=0) > _VISIBLE_KINK
-        kinked[-1] = False  # no peak depends on the prelude: its best estimate is wanted
+        errors = peaks(fixed, told[inner]) / real[inner] - 1
+        of = {observation: k for k, observation in enumerate(inner)}
+        places = [[of[i] for i in place if i in of] for place in kinks.places()]
         return cls(
-            shape=shape,
-            points=points,
+            regression=regression,
             values=values,
-            coefficients=coefficients,
             kinked=kinked,
-            error=float(wrong.max(initial=0)),
+            kinks=kinks,
+            errors=errors,
+            margins=[_margin_of(errors[place]) for place in places],
             times=Times.of(observations),
             fixed=fixed,
             movable=tuple(run.input_movable for run in observations[-1].runs),
@@ -158,19 +191,29 @@ class Fit:
         `upper_end` gives the most that observations give reason to expect, where they scatter.
         """
         point = self.shape.covering_point(size)
-        reach = _REACH if self.error > _EXACT_ERROR else _EXACT_REACH
+        reach = _EXACT_REACH if -self.errors.min(initial=0) <= _EXACT_ERROR else _REACH
         if point is None or (beyond := self._beyond(point)) > reach:
             return None
-        row: Floats = np.dot(self.shape.features(point), self.coefficients)
+        row = self.regression.predict(point)
         if upper_end:
-            row = self._upper_end(row)
+            signs = signs_of(len(self.fixed))
+            row = self._safe(
+                Scatter.of(self.regression.left_out * signs, self.values * signs), point, row
+            )
         else:
-            row = self._mind_kinks(point, self._within_neighbours(point, row))
+            row = self._within_neighbours(point, row)
+            row = np.where(self.kinked, self._safe(self.kinks, point, row), row)
+            row = row * (1 + (self._margin(point) or 0.0))
         if beyond > 0:
             row = row * (1 + beyond * 0.5)
             if len(point) == 1:  # a fit of sizes that lie close together may shoot up
                 row = np.minimum(row, self.values.max(0) * (1 + beyond) ** _STEEPEST)
         return self._profile(size, row)
+
+    def _safe(self, kinks: Kinks, point: Sequence[float], row: Floats) -> Floats:
+        """The most that each quantity can be; the least, if it is subtracted."""
+        signs = signs_of(len(self.fixed))
+        return kinks.safe(point, row * signs) * signs
 
     def extrapolate(self, size: InputSize) -> tuple[Profile, float] | None:
         """The profile at a size beyond those seen, and how far off its peaks may be, as a share.
@@ -181,22 +224,22 @@ class Fit:
         point = self.shape.covering_point(size)
         if point is None or not self.fair:
             return None
-        features = np.array(self.shape.features(point))
-        row = self._within_neighbours(point, np.dot(features, self.coefficients))
-        uncertainty = max(self._uncertainty(features, row), _PER_SIZE * self.beyond(size))
+        row = self._within_neighbours(point, self.regression.predict(point))
+        uncertainty = max(self._uncertainty(point, row), _PER_SIZE * self.beyond(size))
         if uncertainty > _MOST_UNCERTAIN:
             return None
         return self._profile(size, row), uncertainty
 
-    def _uncertainty(self, features: Floats, row: Floats) -> float:
+    def _uncertainty(self, point: Sequence[float], row: Floats) -> float:
         """Three standard errors of the peaks, all kept and all recomputed, as a share of them."""
-        seen = np.array([self.shape.features(point) for point in self.points])
-        peaks = _peaks(self.fixed, self.values)
-        inverse = np.linalg.pinv(seen)
-        residual = peaks - seen @ (inverse @ peaks)
+        features = [self.shape.features(each) for each in (*self.regression.points, point)]
+        used = np.array(features)[:, self.shape.choices(len(features[0]))[0]]
+        seen, asked = used[:-1], used[-1]
+        real, inverse = peaks(self.fixed, self.values), np.linalg.pinv(seen)
+        residual = real - seen @ (inverse @ real)
         spread = np.sqrt((residual**2).sum(0) / max(1, len(seen) - seen.shape[1]))
-        leverage = 1 + ((features @ inverse) ** 2).sum()
-        return float((3 * spread * np.sqrt(leverage) / _peaks(self.fixed, row[None])[0]).max())
+        leverage = 1 + ((asked @ inverse) ** 2).sum()
+        return float((3 * spread * np.sqrt(leverage) / peaks(self.fixed, row[None])[0]).max())
 
     def covers(self, size: InputSize) -> bool:
         return self.beyond(size) == 0
@@ -205,7 +248,9 @@ class Fit:
         """Whether a size lies between those seen. Below them a quantity may have a kink that no
         observation has shown."""
         point = self.shape.covering_point(size)
-        return point is not None and _at_most(self._low, point) and not self._beyond(point)
+        if point is None or self._beyond(point):
+            return False
+        return _at_most(self._low, self.shape.extent(point))
 
     def beyond(self, size: InputSize) -> float:
         """How far a size lies beyond the largest seen, as a share of it; inf if it has a dimension
@@ -214,70 +259,42 @@ class Fit:
         return math.inf if point is None else self._beyond(point)
 
     def _beyond(self, point: Sequence[float]) -> float:
-        shares = [(x - high) / max(high, 1) for x, high in zip(point, self._high, strict=True)]
-        return max(0.0, *shares) if shares else 0.0
+        extents = zip(self.shape.extent(point), self._high, strict=True)
+        return max([0.0, *((x - high) / max(high, 1) for x, high in extents)])
 
     def inside(self, size: InputSize) -> bool:
         """Whether a size is of just this shape and between the smallest and the largest seen."""
         if not self.shape.describes(size):
             return False
-        point = self.shape.point(size)
-        return _at_most(self._low, point) and _at_most(point, self._high)
+        extent = self.shape.extent(self.shape.point(size))
+        return _at_most(self._low, extent) and _at_most(extent, self._high)
 
     def _within_neighbours(self, point: Sequence[float], row: Floats) -> Floats:
         """No more than at any larger size seen, no less than at any smaller one: memory grows with
         size, and where sizes seen lie close together, a fit may bend far away from them."""
-        if self._ladder is not None:
-            return self._ladder.within(point[0], row)
-        larger = [i for i, other in enumerate(self.points) if _at_most(point, other)]
-        smaller = [i for i, other in enumerate(self.points) if _at_most(other, point)]
-        if larger:
-            row = np.where(self._capped, np.minimum(row, self.values[larger].min(0)), row)
-        if not smaller:
-            return row
-        signed = np.isinf(self._floor)
-        least = np.where(self._grows | ~signed, self.values[smaller].max(0), -np.inf)
-        return np.maximum(row, least)
+        larger, smaller = (self._points >= point).all(1), (self._points <= point).all(1)
+        if larger.any():
+            capped = ~self.kinked & self._grows
+            row = np.where(capped, np.minimum(row, self.values[larger].min(0)), row)
+        if smaller.any():
+            floored = self._grows | ~signed(len(self.fixed))
+            row = np.where(floored, np.maximum(row, self.values[smaller].max(0)), row)
+        return row
 
-    def _rising(self) -> npt.NDArray[np.bool_]:
+    def _rising(self) -> Mask:
         """Which quantities were never more at a smaller size.
 
         Others are: what is left after the blocks, above what was there before them.
         """
-        points, rising = np.array(self.points), np.ones(self.values.shape[1], bool)
-        for point, row in zip(points, self.values, strict=True):
-            larger = (points >= point).all(1)
+        rising = np.ones(self.values.shape[1], bool)
+        for point, row in zip(self._points, self.values, strict=True):
+            larger = (self._points >= point).all(1)
             rising &= row <= self.values[larger].min(0)
         return rising
 
-    def _mind_kinks(self, point: Sequence[float], row: Floats) -> Floats:
-        """What a kinked quantity is at most, as far as observations tell."""
-        if not self._any_kinked:
-            return row
-        ladder = self._ladder
-        if ladder is not None and point[0] <= ladder.at[0]:
-            least = most = ladder.values[0]
-        elif ladder is not None and (neighbours := ladder.neighbours(point[0])) is not None:
-            chord, least = neighbours
-            most = np.maximum(row, chord)
-        else:
-            return np.where(self.kinked, self._upper_end(row), row)
-        safe = np.where(self._subtracted, np.minimum(row, least), most)
-        return np.where(self.kinked, safe, row)
-
-    def _upper_end(self, row: Floats) -> Floats:
-        """The most that observations give reason to expect, where they scatter about the fit; of
-        what is subtracted, the least."""
-        features = np.array([self.shape.features(point) for point in self.points])
-        fitted: Floats = features @ self.coefficients
-        above, below = np.maximum(self.values - fitted, 0), np.maximum(fitted - self.values, 0)
-        share = (above / np.maximum(fitted, 1)).max(0)
-        upper = row + np.minimum(np.abs(row) * share, above.max(0))
-        safe: Floats = np.where(self._subtracted, row - below.max(0), upper)
-        return safe
-
     def _profile(self, size: InputSize, row: Floats) -> Profile:
-        numbers: list[int] = np.maximum(row, self._floor).round().astype(np.int64).tolist()
+        least = np.where(signed(len(self.fixed)), -np.inf, 0.0)
+        numbers: list[int] = np.maximum(row, least).round().astype(np.int64).tolist()
         others = [
             (
                 self.times.recompute.nanoseconds(k, saved),
@@ -286,101 +303,21 @@ class Fit:
                 self.times.backward.nanoseconds(k, saved),
             )
             for k, (saved, fixed, movable) in enumerate(
-                zip(numbers[_SAVED:-_OF_STEP:BYTES], self.fixed, self.movable, strict=True)
+                zip(numbers[SAVED:-OF_STEP:BYTES], self.fixed, self.movable, strict=True)
             )
         ]
-        return _profile_of(size, numbers, others)
+        return profile_of(size, numbers, others)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ladder:
-    """Sizes seen that differ in one dimension, the smallest first, and what they say of others."""
-
-    at: list[int]
-    values: Floats
-    floor: Floats
-    """The most that was seen up to each size."""
-    ceiling: Floats
-    """The least that was seen from each size on; infinite for quantities that have no cap."""
-
-    @classmethod
-    def of(
-        cls,
-        at: Sequence[int],
-        values: Floats,
-        floored: npt.NDArray[np.bool_],
-        capped: npt.NDArray[np.bool_],
-    ) -> _Ladder:
-        order = sorted(range(len(at)), key=at.__getitem__)
-        values = values[order]
-        ceiling = np.minimum.accumulate(values[::-1], axis=0)[::-1].copy()
-        ceiling[:, ~capped] = np.inf
-        floor = np.maximum.accumulate(values, axis=0)
-        floor[:, ~floored] = -np.inf
-        return cls([at[i] for i in order], values, floor, ceiling)
-
-    def within(self, x: float, row: Floats) -> Floats:
-        """The row, no lower than at any smaller size, no higher than at any larger one."""
-        larger, smaller = bisect_left(self.at, x), bisect_right(self.at, x) - 1
-        if larger < len(self.at):
-            row = np.minimum(row, self.ceiling[larger])
-        return np.maximum(row, self.floor[smaller]) if smaller >= 0 else row
-
-    def neighbours(self, x: float) -> tuple[Floats, Floats] | None:
-        """What lies on the line between the next smaller and the next larger size, and the least at
-        both, if both are."""
-        right = bisect_left(self.at, x)
-        if not 0 < right < len(self.at):
-            return None
-        share = (x - self.at[right - 1]) / (self.at[right] - self.at[right - 1])
-        low, high = self.values[right - 1], self.values[right]
-        return low + share * (high - low), np.minimum(low, high)
+def _margin_of(errors: Floats) -> float | None:
+    """The margin by which predictions are not too low, if they are hardly too high then."""
+    if not len(errors):
+        return 0.0
+    shortfall, excess = float(-errors.min(initial=0)), np.maximum(errors, 0).mean(0).max()
+    if shortfall + excess > _FAIR_ERROR:
+        return None
+    return shortfall if shortfall > _VISIBLE_KINK else 0.0
 
 
 def _at_most(a: Sequence[float], b: Sequence[float]) -> bool:
     return all(x <= y for x, y in zip(a, b, strict=True))
-
-
-def _row_of(profile: Profile) -> list[int]:
-    """All that is fitted of a profile, in a row."""
-    row = [number for run in profile.runs for number in run[:BYTES]]
-    return [*row, profile.head_forward, profile.head_backward, profile.tail, profile.prelude or 0]
-
-
-_Others = tuple[int, bool, bool, int]
-"""What is not fitted of a run: the costs after its bytes."""
-
-
-def _profile_of(size: InputSize, numbers: Sequence[int], others: Sequence[_Others]) -> Profile:
-    """The profile that has these numbers in its row."""
-    runs = [
-        RunCost._make((*numbers[k * BYTES : (k + 1) * BYTES], *rest))
-        for k, rest in enumerate(others)
-    ]
-    head_forward, head_backward, tail, prelude = numbers[-_OF_STEP:]
-    return Profile(size, tuple(runs), head_forward, head_backward, tail, prelude)
-
-
-def _leave_one_out(features: Floats, values: Floats, coefficients: Floats) -> Floats:
-    """What each observation would be predicted as by a fit of all the others."""
-    projection = features @ np.linalg.pinv(features)
-    leverage = np.clip(np.diag(projection), 0, 1 - 1e-6)
-    residual: Floats = (values - features @ coefficients) / (1 - leverage)[:, None]
-    return values - residual
-
-
-_ANY_SIZE = InputSize((), ())
-
-
-def _peaks(fixed: tuple[bool, ...], rows: Floats) -> Floats:
-    """The peaks of each row, all kept and all recomputed."""
-    peaks = [_peaks_of(fixed, tuple(row)) for row in rows.round().astype(int).tolist()]
-    return np.array(peaks, float).reshape(-1, 2)
-
-
-@lru_cache(maxsize=256)
-def _peaks_of(fixed: tuple[bool, ...], row: tuple[int, ...]) -> tuple[int, int]:
-    """The same of one row. Each fit asks for those of all older observations again."""
-    profile = _profile_of(_ANY_SIZE, row, [(0, stays, False, 0) for stays in fixed])
-    kept, recomputed = [Option.KEEP] * len(fixed), [Option.RECOMPUTE] * len(fixed)
-    return max(1, peak(profile, kept)), max(1, peak(profile, recomputed))

@@ -22,7 +22,7 @@ from mimose.execution.buffers import (
     may_change,
     norm_buffers,
 )
-from mimose.execution.caches import CacheUse, may_take_cache, output_tensors
+from mimose.execution.caches import CacheUse, holds_cache, may_take_cache, output_tensors
 from mimose.execution.collectives import CollectivesIssued, is_distributed
 from mimose.execution.context import ExecutionContext, on_unsupported_device
 from mimose.execution.dry_run import DryRun
@@ -75,6 +75,7 @@ __all__ = [
     "copy_containers",
     "foreign_hooks",
     "hide_from_compiler",
+    "holds_cache",
     "is_distributed",
     "is_norm",
     "may_change",

@@ -25,6 +25,7 @@ _ARGUMENT_NAMES = frozenset(
     {"past_key_values", "past_key_value", "layer_past", "past", "cache", "cache_params"}
 )
 _LEAVES = frozenset({int, bool, float, str, type(None), torch.dtype, torch.device, torch.Tensor})
+_NEVER_CACHES = _LEAVES | {tuple, list, dict}
 
 
 def may_take_cache(module: nn.Module) -> bool:
@@ -110,6 +111,17 @@ class _SeenCache(NamedTuple):
     """Whether it was empty when the first block got it."""
 
 
+def holds_cache(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a cache is among a call's arguments. Asked for every call of a block."""
+    for value in args:
+        if (kind := type(value)) not in _NEVER_CACHES and is_cache(kind):
+            return True
+    for value in kwargs.values():
+        if (kind := type(value)) not in _NEVER_CACHES and is_cache(kind):
+            return True
+    return False
+
+
 class BlockArguments(NamedTuple):
     """The arguments that a block is called with."""
 
@@ -135,19 +147,16 @@ class CacheUse:
 
     def start_forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note whether a forward of the model is passed a cache, or `use_cache=True`."""
-        given = any(is_cache(type(value)) for value in (*args, *kwargs.values()))
-        self._requested = kwargs.get("use_cache") is True or given
+        self._requested = kwargs.get("use_cache") is True or holds_cache(args, kwargs)
 
     def arguments_for(
         self, block: int, stack: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BlockArguments:
-        """The arguments with caches replaced by copies, where caches need not be filled.
+        """Arguments that hold a cache, with copies in place of caches that need not be filled.
 
         `stack` is the name of the ModuleList that the block is in.
         """
         caches = [value for value in (*args, *kwargs.values()) if is_cache(type(value))]
-        if not caches:
-            return BlockArguments(args, kwargs, shares_cache=False)
         empty = [cache for cache in caches if self._see(cache, block, stack).empty]
         if self._must_fill:
             return BlockArguments(args, kwargs, shares_cache=True)

@@ -16,7 +16,7 @@ backward and an exception need no code here.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -148,7 +148,7 @@ def run_saving_on_host(
 
     def pack(tensor: torch.Tensor) -> _Slot:
         slot = _Slot(tensor)
-        if _can_move(tensor, host):
+        if not is_parameter(tensor):
             movable.append(slot)
         return slot
 
@@ -228,20 +228,42 @@ def _can_move(tensor: torch.Tensor, host: HostMemory) -> bool:
 
 def _move(slots: Sequence[_Slot], staying: Any, host: HostMemory) -> list[MovedStorage]:
     """Begin to move the storages of these slots but those that stay."""
-    moving: dict[int, MovedStorage | None] = {}
+    by_storage: dict[int, list[_Slot]] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
     for slot in slots:
         storage = storage_of(slot.tensor)
-        assert storage is not None
-        key = storage._cdata
-        if key in staying:
+        if storage is None or storage._cdata in staying:
             continue
-        if key not in moving:
-            copy = host.copy(storage)
-            moving[key] = None if copy is None else MovedStorage(copy, storage)
-        moved = moving[key]
-        if moved is not None:
-            slot.move_with(moved)
-    return [moved for moved in moving.values() if moved is not None]
+        if storage._cdata not in storages and not _can_move(slot.tensor, host):
+            continue
+        storages[storage._cdata] = storage
+        by_storage.setdefault(storage._cdata, []).append(slot)
+    moving = []
+    with host.stream.together():
+        for key in _worth_moving(storages):
+            copy = host.copy(storages[key])
+            if copy is not None:
+                moving.append(MovedStorage(copy, storages[key]))
+                for slot in by_storage[key]:
+                    slot.move_with(moving[-1])
+    return moving
+
+
+_NEGLIGIBLE = 0.002
+"""The share of a block's bytes that stays on the device in small storages, whose copies would take
+the host longer to queue than they are worth."""
+
+
+def _worth_moving(storages: Mapping[int, torch.UntypedStorage]) -> list[int]:
+    """The storages without the smallest, which are negligible together; in their order."""
+    sizes = {key: storage.nbytes() for key, storage in storages.items()}
+    left = _NEGLIGIBLE * sum(sizes.values())
+    for key in sorted(sizes, key=lambda key: sizes[key]):
+        left -= sizes[key]
+        if left < 0:
+            break
+        del sizes[key]
+    return list(sizes)
 
 
 def _raise_changed(tensor: torch.Tensor) -> NoReturn:

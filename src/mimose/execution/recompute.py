@@ -134,8 +134,11 @@ class Frame:
         with saved_tensors_hooks(self._packer(), self._unpack):
             out = self.function(*args, **kwargs)
         self.complete = True
+        if self.keeping:
+            self.saved.take(self.rebuilt)
         if self.observer is not None:
-            self.observer.forward_ends(args, kwargs, out, kept=self.keeping)
+            kept = self.rebuilt if self.keeping else None
+            self.observer.forward_ends(args, kwargs, out, kept)
         if not cuda_was_up and self.execution_context.generators and torch.cuda.is_initialized():
             raise RuntimeError(
                 f"{self._title}: PyTorch's device state was initialized in the forward pass of a "
@@ -207,6 +210,8 @@ class Frame:
         self.saved_arguments = SavedArguments((), {}, [])
 
     def _packer(self) -> Callable[[torch.Tensor], int]:
+        if self.keeping:
+            return self._keeper()
         saved, observer = self.saved, self.observer
         shapes, dtypes, devices = saved.shapes, saved.dtypes, saved.devices
 
@@ -217,22 +222,36 @@ class Frame:
             return len(shapes) - 1
 
         def pack_and_look(tensor: torch.Tensor) -> int:
-            if self.keeping:
-                self.rebuilt.append(tensor.detach())
-                self.versions.append(version_of(tensor))
-            if observer is not None:
-                observer.saves(tensor)
+            assert observer is not None
+            observer.saves(tensor)
             return pack(tensor)
 
-        return pack_and_look if self.keeping or observer is not None else pack
+        return pack if observer is None else pack_and_look
+
+    def _keeper(self) -> Callable[[torch.Tensor], int]:
+        """What sees the tensors that a forward saves whose activations are kept.
+
+        It runs for each of them, so whatever can wait until the forward is over does.
+        """
+        kept, versions, observer = self.rebuilt, self.versions, self.observer
+
+        def keep(tensor: torch.Tensor) -> int:
+            index = len(kept)
+            kept.append(tensor.detach())
+            versions.append(version_of(tensor))
+            if observer is not None and is_parameter(tensor):
+                observer.parameters.add(index)
+            return index
+
+        return keep
 
     def _unpack(self, index: int) -> torch.Tensor:
+        if self.keeping:
+            return self._kept(index)
         run = _exec_group()
         if run is None:
             run = task_id()
         if run != self.run_id or run == _OUTSIDE:
-            if self.keeping:
-                return self._kept(index)
             self._recompute()
             self.run_id = run
         rebuilt = self.rebuilt
@@ -425,9 +444,10 @@ def hide_from_compiler() -> None:
     """
     from torch._dynamo.eval_frame import skip_code  # slow to import; loaded where one compiles
 
-    looking = Frame(_as_it_is, (), {}, keeping=True)
-    hooks = (Frame(_as_it_is, (), {})._packer(), looking._packer(), looking._repacker())
-    own = (looking._looker_up(), storage_of, local_tensor, version_of, is_parameter)
+    plain, keeping = Frame(_as_it_is, (), {}), Frame(_as_it_is, (), {}, keeping=True)
+    observed = Frame(_as_it_is, (), {}, listener=Listener())
+    hooks = (plain._packer(), observed._packer(), keeping._packer(), plain._repacker())
+    own = (plain._looker_up(), storage_of, local_tensor, version_of, is_parameter)
     methods = (FrameObserver.saves, SavedKinds.compare, DryRunRecorder.pack, DryRunRecorder.unpack)
     for function in (*hooks, *own, *methods):
         skip_code(function.__code__)

@@ -15,12 +15,13 @@ from mimose.execution import (
     CacheUse,
     Guard,
     are_plain,
+    holds_cache,
     may_take_cache,
     watch_backward,
 )
 from mimose.interception.blocks import Block
 from mimose.interception.compiled import refuse_in_compiled_code
-from mimose.interception.directive import RECOMPUTE, Directive, Director
+from mimose.interception.directive import KEEP, RECOMPUTE, Directive, Director
 from mimose.interception.interceptor import under_transform
 from mimose.interception.takeover import Takeover
 from mimose.interception.trial import TriedInterceptor
@@ -60,9 +61,11 @@ class BlockInterceptor(TriedInterceptor):
         if self.tried.waiting is not None:
             self.tried.waiting.settle()
         bound = False
-        if self.caches is not None:
+        if self.caches is not None and holds_cache(args, kwargs):
             args, kwargs, bound = self.caches.arguments_for(self.index, self.stack, args, kwargs)
         directive = self.director.direct(self.index, args, kwargs)
+        if directive is KEEP:  # as most calls are, in most steps
+            return self.plain(args, kwargs)
         out = self._run(directive, args, kwargs, may_fail=not bound)
         if directive.listener is not None:
             watch_backward(directive.listener, directive.run, (args, kwargs), out)

@@ -18,7 +18,7 @@ from mimose.memory.allocator import (
 from mimose.memory.clock import Clock
 from mimose.memory.host_arena import HostArena, PinningError
 from mimose.memory.host_copies import CopyState, CopyTimes, HostCopy, HostMemory
-from mimose.memory.host_limit import host_limit, parse_host_memory
+from mimose.memory.host_limit import free_host_bytes, host_limit, parse_host_memory
 from mimose.memory.host_link import LinkSpeed
 from mimose.memory.meters import Meter, Reading, meter_for
 from mimose.memory.reserve import Reserve, reserve_for
@@ -41,6 +41,7 @@ __all__ = [
     "allocator_backend",
     "configure_for_process",
     "current_settings",
+    "free_host_bytes",
     "host_limit",
     "meter_for",
     "page_bytes_in",

@@ -1,14 +1,16 @@
 """Host memory for activations: one arena, addressed in bytes, pinned where a device copies to it.
 
-Pinning memory takes long, so the arena keeps what it has and grows to what plans need. It
-serves any number of bytes, never grows beyond its limit, and gives everything back on `close`.
-PyTorch rounds pinned memory up to powers of two, so the arena asks for just such pieces.
+Pinning memory takes long (an H200's host took a second for 1 to 2 GiB), so the arena keeps what it
+has, and grows in the background to what plans would like to have. It serves any number of bytes,
+never grows beyond its limit, and gives everything back on `close`. PyTorch rounds pinned memory up
+to powers of two, so the arena asks for just such pieces.
 """
 
 from __future__ import annotations
 
 import mmap
 import threading
+import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +21,10 @@ import torch
 _ALIGNMENT = 512
 _SMALLEST_PIECE = 32 << 20
 """Pinning less than this at a time costs more calls than it saves memory."""
+_PAUSE = 3.0
+"""How long pinning in the background rests after each piece, as a multiple of the time that this
+took. While CUDA pins memory it launches no kernels: an H200's host took 35 ms for a small piece,
+which the device's queue covers if it comes seldom enough."""
 
 
 class PinningError(Exception):
@@ -57,7 +63,10 @@ class HostArena:
     def __init__(self, limit_bytes: int, *, pinned: bool) -> None:
         self.limit_bytes = limit_bytes
         self._pinned = pinned
+        self.slow = pinned
+        """Whether growing takes so long that training should not wait for it."""
         self._segments: list[_Segment] = []
+        self._growth: _Growth | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -68,26 +77,54 @@ class HostArena:
     def in_use_bytes(self) -> int:
         return sum(segment.in_use for segment in self._segments)
 
+    def prepare(self, nbytes: int) -> None:
+        """Grow towards so many bytes in the background, if the limit allows it.
+
+        Raises a PinningError if the system has refused what was asked for before.
+        """
+        growth = self._growth
+        if growth is not None:
+            if growth.is_alive():
+                return
+            self._growth = None
+            growth.raise_problem()
+        if self.held_bytes < nbytes <= self.limit_bytes:
+            pieces = _pieces(self._missing(nbytes), _SMALLEST_PIECE)
+            self._growth = _Growth(self._segments, list(pieces), self._pinned)
+            self._growth.start()
+
     def reserve(self, nbytes: int) -> bool:
-        """Grow to so many bytes; whether the limit allows it.
+        """Grow to so many bytes now; whether the limit allows it.
 
         Raises a PinningError if the system refuses.
         """
         if nbytes > self.limit_bytes:
             return False
+        self._finish_growing()
         if nbytes > self.held_bytes:
-            more = nbytes + nbytes // 8 - self.held_bytes  # the next plan often needs a little more
-            for size in _pieces(min(more, self.limit_bytes - self.held_bytes)):
+            for size in _pieces(self._missing(nbytes)):
                 self._segments.append(_Segment(size, pinned=self._pinned))
         return True
+
+    def _missing(self, nbytes: int) -> int:
+        """What it takes to have so many bytes, and some more: the next plan often needs a little
+        more."""
+        return min(nbytes + nbytes // 8, self.limit_bytes) - self.held_bytes
+
+    def _finish_growing(self) -> None:
+        growth, self._growth = self._growth, None
+        if growth is not None:
+            growth.hurry()
+            growth.join()
 
     def take(self, nbytes: int) -> HostRange | None:
         """So many bytes; None if the limit does not allow it, or the system refuses."""
         needed = -(-max(1, nbytes) // _ALIGNMENT) * _ALIGNMENT
-        for segment in self._segments:
+        for segment in list(self._segments):
             part = segment.take(needed)
             if part is not None:
                 return HostRange((part,), nbytes)
+        self._finish_growing()
         left = self.limit_bytes - self.held_bytes
         size = max(1 << (needed - 1).bit_length(), _SMALLEST_PIECE)
         if needed <= left and self._grow(size if size <= left else needed):
@@ -122,9 +159,51 @@ class HostArena:
     def close(self) -> None:
         """Give everything back to the system, for good; what is still in use, with its last
         user."""
+        if self._growth is not None:
+            self._growth.stop()
+        self._finish_growing()
         self._segments, self.limit_bytes = [], 0
         if self._pinned:
             _empty_cache()
+
+
+class _Growth(threading.Thread):
+    """Adds pieces to an arena in the background."""
+
+    def __init__(self, segments: list[_Segment], pieces: Sequence[int], pinned: bool) -> None:
+        super().__init__(name="mimose-pinning", daemon=True)
+        self._segments, self._pieces, self._pinned = segments, pieces, pinned
+        self._device = torch.cuda.current_device() if pinned else None  # each thread has its own
+        self._stopped = False
+        self._awaited = threading.Event()
+        self._problem: PinningError | None = None
+
+    def run(self) -> None:
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
+        for size in self._pieces:
+            if self._stopped:
+                return
+            began = time.monotonic()
+            try:
+                self._segments.append(_Segment(size, pinned=self._pinned))
+            except PinningError as problem:
+                self._problem = problem
+                return
+            self._awaited.wait(_PAUSE * (time.monotonic() - began))
+
+    def hurry(self) -> None:
+        """Rest no longer: someone waits."""
+        self._awaited.set()
+
+    def stop(self) -> None:
+        """Add no more than the piece that is being pinned."""
+        self._stopped = True
+
+    def raise_problem(self) -> None:
+        """Raise if the system has refused."""
+        if self._problem is not None:
+            raise self._problem
 
 
 class HostPiece(NamedTuple):
@@ -202,10 +281,10 @@ class _Segment:
             self._free = _joined(self._free)
 
 
-def _pieces(nbytes: int) -> Iterator[int]:
+def _pieces(nbytes: int, largest: int = 1 << 62) -> Iterator[int]:
     """Powers of two that add up to so many bytes, or hardly more; the rest in one piece."""
     while nbytes >= _SMALLEST_PIECE:
-        size = 1 << (nbytes.bit_length() - 1)
+        size = min(1 << (nbytes.bit_length() - 1), largest)
         yield size
         nbytes -= size
     if nbytes > 0:

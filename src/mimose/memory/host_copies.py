@@ -13,6 +13,9 @@ A copy is a small state machine:
   that memory, so the copy stream waits for it before it writes.
 - BACK: the compute stream waits for the copy back, and may use the storage.
 
+Copies of one block are queued together: the streams wait for each other once, and not for every
+storage, which would take the host longer than a short block runs.
+
 There is one copy stream for each device, for good: each new stream would get a memory pool of its
 own. The compute stream is asked for at each use, outside of the copy stream's context. A copy that
 is dropped while bytes are under way makes the compute stream wait for them first, since its memory
@@ -24,7 +27,8 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -69,6 +73,10 @@ class CopyStream(ABC):
     @abstractmethod
     def wait(self, done: Any) -> None:
         """Let the compute stream go on only after a copy is done."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Queue all copies that are asked for in this context at its end, as one."""
+        return nullcontext()
 
     def abandon(self, done: Any) -> None:  # noqa: B027 (only a device has streams)
         """A copy is of no use any more: its memory goes back to the stream that it came from, so
@@ -148,12 +156,28 @@ class CpuCopies(CopyStream):
         return CopyTimes([], [], 0.0)
 
 
-class _Queued(NamedTuple):
-    """A copy in the queue of the copy stream."""
+class _Queued:
+    """Copies one way that are in the queue of the copy stream, or about to be."""
 
-    event: Any
-    compute: torch.cuda.Stream
-    """The stream that its memory on the device belongs to."""
+    __slots__ = ("compute", "done", "nbytes", "pairs", "to_host", "waited")
+
+    def __init__(self, compute: torch.cuda.Stream, *, to_host: bool) -> None:
+        self.compute = compute
+        """The stream that their memory on the device belongs to."""
+        self.to_host = to_host
+        self.nbytes = 0
+        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Targets and sources of what is not in the queue yet."""
+        self.done: Any = None
+        self.waited: set[int] = set()
+        """The streams that wait for them."""
+
+    def add(self, on_device: torch.Tensor, place: HostRange) -> None:
+        pieces = place.pieces
+        parts = [on_device] if len(pieces) == 1 else on_device.split([p.nbytes for p in pieces])
+        for part, piece in zip(parts, pieces, strict=True):
+            self.pairs.append((piece.tensor, part) if self.to_host else (part, piece.tensor))
+        self.nbytes += place.nbytes
 
 
 class CudaCopies(CopyStream):
@@ -163,46 +187,74 @@ class CudaCopies(CopyStream):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        index = device.index if device.index is not None else torch.cuda.current_device()
-        if index not in self._streams:
-            self._streams[index] = torch.cuda.Stream(device)
-        self._stream = self._streams[index]
+        self._index = device.index if device.index is not None else torch.cuda.current_device()
+        if self._index not in self._streams:
+            self._streams[self._index] = torch.cuda.Stream(device)
+        self._stream = self._streams[self._index]
+        self._is_together = False
+        self._together: _Queued | None = None
+        """What waits for the end of `together`."""
         self._copies: deque[tuple[bool, int, Any, Any]] = deque(maxlen=_REMEMBERED)
         self._waits: deque[tuple[Any, Any]] = deque(maxlen=_REMEMBERED)
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        self._is_together = True
+        try:
+            yield
+        finally:
+            queued, self._together, self._is_together = self._together, None, False
+            if queued is not None:
+                self._queue(queued)
+
     def to_host(self, storage: torch.UntypedStorage, place: HostRange) -> Any:
         source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        return self._queue(source[: place.nbytes], place, to_host=True)
+        return self._add(source, place, to_host=True)
 
     def from_host(self, place: HostRange, device: torch.device) -> tuple[Any, Any]:
         target = torch.empty(place.nbytes, dtype=torch.uint8, device=device)
-        done = self._queue(target, place, to_host=False)
-        return target.untyped_storage(), done
+        return target.untyped_storage(), self._add(target, place, to_host=False)
 
-    def _queue(self, on_device: torch.Tensor, place: HostRange, *, to_host: bool) -> Any:
-        pieces = place.pieces
-        parts = on_device.split([piece.nbytes for piece in pieces])
-        compute = torch.cuda.current_stream(self._device)
-        self._stream.wait_event(compute.record_event())
+    def _add(self, on_device: torch.Tensor, place: HostRange, *, to_host: bool) -> _Queued:
+        queued = self._together
+        if queued is None or queued.to_host is not to_host:
+            if queued is not None:
+                self._queue(queued)
+            queued = _Queued(torch.cuda.current_stream(self._device), to_host=to_host)
+            self._together = queued if self._is_together else None
+        queued.add(on_device, place)
+        if not self._is_together:
+            self._queue(queued)
+        return queued
+
+    def _queue(self, queued: _Queued) -> None:
+        """Carry copies out behind everything that the compute stream was given by now."""
+        begun, queued.done = _timed_event(), _timed_event()
+        self._stream.wait_event(queued.compute.record_event())
         with torch.cuda.stream(self._stream):
-            begun, done = _timed_event(), _timed_event()
             begun.record(self._stream)
-            for part, piece in zip(parts, pieces, strict=True):
-                target, source = (piece.tensor, part) if to_host else (part, piece.tensor)
+            for target, source in queued.pairs:
                 target.copy_(source, non_blocking=True)
-            done.record(self._stream)
-        self._copies.append((to_host, place.nbytes, begun, done))
-        return _Queued(done, compute)
+            queued.done.record(self._stream)
+        queued.pairs.clear()
+        self._copies.append((queued.to_host, queued.nbytes, begun, queued.done))
 
     def wait(self, done: _Queued) -> None:
+        stream = _raw_stream(self._index)
+        if stream in done.waited:
+            return
+        done.waited.add(stream)
         compute, arrived = torch.cuda.current_stream(self._device), _timed_event()
         arrived.record(compute)
-        compute.wait_event(done.event)
-        self._waits.append((arrived, done.event))
+        compute.wait_event(done.done)
+        self._waits.append((arrived, done.done))
 
     def abandon(self, done: _Queued) -> None:
+        if done.done is None or done.compute.cuda_stream in done.waited:
+            return
         with suppress(RuntimeError):  # at the end of the process CUDA may be gone
-            done.compute.wait_event(done.event)
+            done.compute.wait_event(done.done)
+            done.waited.add(done.compute.cuda_stream)
 
     def times(self) -> CopyTimes:
         away: list[tuple[int, float]] = []
@@ -222,6 +274,14 @@ class CudaCopies(CopyStream):
 
 def _timed_event() -> Any:
     return torch.cuda.Event(enable_timing=True)
+
+
+def _current_stream(index: int) -> int:
+    return int(torch.cuda.current_stream(index).cuda_stream)
+
+
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
+"""The present compute stream, as a number. A `Stream` object takes tens of microseconds."""
 
 
 class HostMemory:

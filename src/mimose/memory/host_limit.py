@@ -69,11 +69,15 @@ def physical_bytes() -> int:
     return min([present, *(limit for limit, _ in _cgroups())])
 
 
+def free_host_bytes() -> int:
+    """What is free on the machine, or left under the limits of this process's control groups."""
+    return min([_available(), *(limit - used for limit, used in _cgroups())])
+
+
 def automatic_limit() -> int:
     """A quarter of what is free, shared by the processes that train on this machine."""
-    free = min([_available(), *(limit - used for limit, used in _cgroups())])
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
-    share = max(0, free) // _SHARE // ranks
+    share = max(0, free_host_bytes()) // _SHARE // ranks
     lockable = _lockable()
     return share if lockable is None else min(share, lockable)
 

@@ -53,11 +53,31 @@ class Meter(ABC):
     overshoot_bytes = 0
     """By how much the allocator may exceed a limit."""
 
-    @abstractmethod
-    def read(self) -> Reading: ...
+    def read(self) -> Reading:
+        return self._peaks.merged_with(self._read())
+
+    def reset_peak(self) -> None:
+        """Let peaks count from now on."""
+        self._peaks.before_reset(self._read)
+        self._reset()
+
+    def read_and_reset(self) -> Reading:
+        """Both at once: with other meters on the device, resetting reads as well."""
+        raw = self._read()
+        reading = self._peaks.merged_with(raw)
+        self._peaks.before_reset(lambda: raw)
+        self._reset()
+        return reading
+
+    _peaks: SharedPeaks
 
     @abstractmethod
-    def reset_peak(self) -> None: ...
+    def _read(self) -> Reading:
+        """What the device tells, with peaks since any meter was reset."""
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """Reset the device's peaks, for all meters."""
 
     @abstractmethod
     def free_bytes(self) -> int:
@@ -141,11 +161,11 @@ class CudaMeter(Meter):
         # The allocator compares the requested size with the limit, then maps whole pages.
         self.overshoot_bytes = self.page_bytes - _SMALL_PAGE_BYTES
 
-    def read(self) -> Reading:
+    def _read(self) -> Reading:
         statistics: Any = torch._C._cuda_memoryStats(self._index)
         in_use = statistics["allocated_bytes"]["all"]
         held = statistics["reserved_bytes"]["all"]
-        reading = Reading(
+        return Reading(
             in_use["current"],
             in_use["peak"],
             held["current"],
@@ -153,10 +173,8 @@ class CudaMeter(Meter):
             statistics["num_alloc_retries"],
             statistics["num_ooms"],
         )
-        return self._peaks.merged_with(reading)
 
-    def reset_peak(self) -> None:
-        self._peaks.before_reset(self.read)
+    def _reset(self) -> None:
         torch._C._cuda_resetPeakMemoryStats(self._index)
 
     def close(self) -> None:
@@ -216,14 +234,13 @@ class CpuMeter(Meter):
         self.device_bytes = _physical_bytes()
         self._open = True
 
-    def read(self) -> Reading:
+    def _read(self) -> Reading:
         counter = self._counter
         counter.update_gathered()
         in_use, peak = counter.in_use, counter.peak
-        return self._peaks.merged_with(Reading(in_use, peak, in_use, peak, 0, counter.failures))
+        return Reading(in_use, peak, in_use, peak, 0, counter.failures)
 
-    def reset_peak(self) -> None:
-        self._peaks.before_reset(self.read)
+    def _reset(self) -> None:
         self._counter.peak = self._counter.in_use
 
     def free_bytes(self) -> int:

@@ -12,7 +12,7 @@ from mimose.reporting.explanation import Explanation
 from mimose.reporting.notebook import handle_html
 from mimose.reporting.recording import Recorder, refuse_unwritable
 from mimose.reporting.running_stats import RunningStats
-from mimose.reporting.stats import HostStats, Stats
+from mimose.reporting.stats import HostStats, Shortages, Stats
 
 if TYPE_CHECKING:
     from mimose.reporting.outlook import Outlook
@@ -37,6 +37,7 @@ __all__ = [
     "Recording",
     "Row",
     "RunningStats",
+    "Shortages",
     "Stats",
     "contents_of",
     "explain_plan",

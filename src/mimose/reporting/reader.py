@@ -48,6 +48,8 @@ class RecordedStep:
     reserve_bytes: int
     link: Link | None = None
     """The link to host memory; None if plans did without."""
+    evictions: int = 0
+    """Kept runs whose activations were dropped in mid-step."""
 
     @property
     def has_own_plan(self) -> bool:
@@ -76,6 +78,10 @@ class Recording:
     """The observations of the regime in which the run ended."""
     link: Link | None = None
     """The link to host memory at the end of the run; None if plans did without."""
+    recoveries: int = 0
+    """How often memory ran out and a block, or a step, was run again."""
+    retries: int = 0
+    """How often a whole step was."""
     unreadable: list[int] = field(default_factory=list)
     """Numbers of invalid lines, without a truncated last line."""
 
@@ -193,6 +199,10 @@ class _Reader:
                 self.recording.observations = self._cost_models.setdefault(values["regime"], [])
             elif "layout" in values:
                 self._layouts[values["layout"]] = _layout(values["of"])
+            elif "ran_out" in values:
+                self.recording.recoveries += 1
+            elif "retried" in values:
+                self.recording.retries += 1
             elif "event" in values:
                 self.recording.events.append(_event(values))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
@@ -233,6 +243,7 @@ class _Reader:
             planning_microseconds=values["planning_us"],
             reserve_bytes=self._reserve,
             link=self.recording.link,
+            evictions=values.get("evicted", 0),
         )
 
 

@@ -143,6 +143,8 @@ class Recorder(Subscriber):
                 f"{self._base + plan.peak_bytes},"
                 f'"again_ms":{plan.extra_seconds * 1e3:.4g},'
             )
+        if record.evictions:
+            planned += f'"evicted":{record.evictions},'
         if record.reserve_bytes != self._reserve:
             self._reserve = record.reserve_bytes
             planned += f'"reserve":{record.reserve_bytes},'
@@ -172,6 +174,12 @@ class Recorder(Subscriber):
 
     def _put_observation(self, plain: dict[str, Any], anew: bool) -> None:
         self._put({"observation": plain, "anew": anew})
+
+    def memory_ran_out(self) -> None:
+        self._put({"ran_out": self._step})
+
+    def step_retried(self) -> None:
+        self._put({"retried": self._step})
 
     def noted(self, kind: str, text: str) -> None:
         at = round(time.perf_counter() - self._began, 4)

@@ -36,7 +36,7 @@ class RunningStats(Subscriber):
         last.plan = None if record.observed else record.plan
         last.predicted_peak_bytes = None if record.is_bound else record.predicted_peak_bytes
         last.real_peak_bytes = record.real_peak_bytes
-        stats.evictions += record.evictions
+        stats.shortages.evictions += record.evictions
         if record.observed or record.plan is None:
             stats.observed_steps += 1
         else:
@@ -61,7 +61,10 @@ class RunningStats(Subscriber):
             self._note_shortfall(later.real_peak_bytes, later.predicted_peak_bytes)
 
     def memory_ran_out(self) -> None:
-        self._stats.recoveries += 1
+        self._stats.shortages.recoveries += 1
+
+    def step_retried(self) -> None:
+        self._stats.shortages.retries += 1
 
     def _note_shortfall(self, real: int, predicted: int) -> None:
         shortfall = (real - predicted) / real
@@ -78,8 +81,9 @@ class RunningStats(Subscriber):
 
     def so_far(self) -> Stats:
         """A copy of what was counted, without the values that other objects hold."""
-        last = replace(self._stats.last_step)
-        return replace(self._stats, times=self._timer.so_far(), last_step=last)
+        last, shortages = replace(self._stats.last_step), replace(self._stats.shortages)
+        times = self._timer.so_far()
+        return replace(self._stats, times=times, last_step=last, shortages=shortages)
 
     def filled_in(
         self,

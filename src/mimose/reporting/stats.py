@@ -41,6 +41,15 @@ class HostStats:
     stalled_seconds: float = 0.0
 
 
+@dataclass(slots=True, kw_only=True)
+class Shortages:
+    """What was done because memory ran short."""
+
+    evictions: int = 0
+    recoveries: int = 0
+    retries: int = 0
+
+
 @dataclass(slots=True)
 class Stats:
     """Statistics of a run so far; print them for a summary."""
@@ -74,10 +83,8 @@ class Stats:
     """Runs of blocks that kept their activations, in planned steps."""
     runs_recomputed: int = 0
     """Runs of blocks that were recomputed, in planned steps."""
-    recoveries: int = 0
-    """How often memory ran out and a block (or, with `retry`, a step) was run again."""
-    evictions: int = 0
-    """Kept runs whose activations were dropped in mid-step because memory ran short."""
+    shortages: Shortages = field(default_factory=Shortages)
+    """`evictions`, `recoveries` and `retries` in one value."""
     host: HostStats = HostStats()
     """`moved_bytes`, `host_bytes_held` and `stalled_seconds` in one value."""
     times: Times = field(default_factory=Times)
@@ -111,6 +118,21 @@ class Stats:
         if not self.planned_seconds:
             return 0.0
         return min(1.0, self.recompute_seconds / self.planned_seconds)
+
+    @property
+    def evictions(self) -> int:
+        """Kept runs whose activations were dropped in mid-step because memory ran short."""
+        return self.shortages.evictions
+
+    @property
+    def recoveries(self) -> int:
+        """How often memory ran out and a block (or, with `retry`, a step) was run again."""
+        return self.shortages.recoveries
+
+    @property
+    def retries(self) -> int:
+        """How often a whole step was run again by `retry`; the other recoveries are of blocks."""
+        return self.shortages.retries
 
     @property
     def moved_bytes(self) -> int:
@@ -174,7 +196,11 @@ class Stats:
                 f"held there; {self.stalled_seconds * 1e3:.1f} ms of waiting for it"
             )
         if self.recoveries:
-            yield f"ran out of memory {_times(self.recoveries)} and recovered"
+            blocks = self.recoveries - self.retries
+            yield (
+                f"ran out of memory {_times(self.recoveries)} and recovered: {_runs(blocks)} "
+                f"recomputed instead, {_steps(self.retries)} run again"
+            )
         if self.evictions:
             yield f"dropped the kept activations of {_runs(self.evictions)} in mid-step"
         if self.reserve_bytes is not None:

@@ -25,6 +25,8 @@ class BackwardWatch:
     ) -> None:
         self._arrives, self._ends, self._later_ends = arrives, ends, later_ends
         self._graphs: list[weakref.ref[_Sentinel]] = []
+        self.passes = 1
+        """How many forwards have begun before the backward."""
         self.pending = True
         """Whether the coming pass has no hook in its graph yet."""
         self.begun = False
@@ -35,6 +37,7 @@ class BackwardWatch:
 
     def another_pass(self) -> None:
         """One more forward begins before the backward."""
+        self.passes += 1
         self.pending = True
 
     def watch(self, _: Any, out: Any) -> None:

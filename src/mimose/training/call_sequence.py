@@ -14,6 +14,10 @@ class CallSequence:
         self._counts: dict[int, int] = {}
         self._expected: Iterator[Run] | None = None
         self._may_skip = False
+        self.first_block = -1
+        """The block that ran first; the next pass begins with it again."""
+        self.unplanned = 0
+        """Runs that the plan does not know because no loss uses them."""
         self.skipped = False
         """Whether runs that were expected did not come."""
         self.out_of_order = False
@@ -21,6 +25,8 @@ class CallSequence:
 
     def next(self, block: int) -> Run:
         """The block is called: its index, and which call in this step it is."""
+        if not self._counts:
+            self.first_block = block
         nth = self._counts.get(block, 0)
         self._counts[block] = nth + 1
         return block, nth

@@ -31,8 +31,9 @@ from mimose.training.step_readings import StepReadings
 _SAME = 0.005
 """The difference, as a share of their spikes, up to which two runs are of the same kind."""
 
-Look = Callable[[str, int, int], None]
-"""Called with `"forward"`, `"head"` or `"backward"`, the number of the run and the bytes in use."""
+Look = Callable[[str, int, int], bool]
+"""Called with `"forward"`, `"head"` or `"backward"`, the number of the run and the bytes in use;
+tells whether something was evicted."""
 
 
 class Collector(Listener):
@@ -93,10 +94,10 @@ class Collector(Listener):
             if last.tensors.saved_outputs:
                 shared = last.tensors.pass_outputs_on(args, kwargs)
             self._settle_dropped()
-        number = len(self._runs)
+        number, start = len(self._runs), reading.in_use - self._others
         seen = RunObservation(
             run,
-            start=reading.in_use - self._others,
+            start=start,
             start_in_use=reading.in_use,
             tensors=BoundaryTensors(shared),
             kept=keep,
@@ -104,7 +105,7 @@ class Collector(Listener):
             casts=self._known[run].shared_casts if run in self._known else 0,
         )
         self._runs.append(seen)
-        self._look("forward", number, reading.in_use)
+        seen.start_in_use = self._look("forward", number, reading.in_use)
         if keep:
             seen.begun = self._clock.mark()
         return number
@@ -135,7 +136,9 @@ class Collector(Listener):
 
     def before_head(self, *_: Any) -> None:
         """The last run that the plan knows has returned."""
-        self._look("head", len(self._runs), self.readings.in_use_now())
+        reading = self.readings.read()
+        self._levels.head_forward = max(self._levels.head_forward, reading.peak - self._others)
+        self._look("head", len(self._runs), reading.in_use)
 
     def model_returns(self) -> None:
         """The model's forward is done; the loss and the backward follow."""
@@ -171,16 +174,14 @@ class Collector(Listener):
             return
         seen = self._runs[run]
         reading = self._enter(seen)
-        seen.backward.active_in_use = reading.in_use
-        self._look("backward", run, reading.in_use)
+        seen.backward.active_in_use = self._look("backward", run, reading.in_use)
 
     def before_recompute(self, run: int) -> None:
         seen = self._runs[run]
         if self._over:  # one more backward through the same graph
             return
         reading = self._enter(seen)
-        self._look("backward", run, reading.in_use)
-        seen.backward.active_in_use = self.readings.in_use_now() if self.look else reading.in_use
+        seen.backward.active_in_use = self._look("backward", run, reading.in_use)
         seen.begun = self._clock.mark()
 
     def after_recompute(self, run: int) -> None:
@@ -444,9 +445,11 @@ class Collector(Listener):
         """What is in use besides what a step holds in which all is recomputed on the device."""
         return self._base + self.held - self._away
 
-    def _look(self, where: str, run: int, in_use: int) -> None:
-        if self.look is not None:
-            self.look(where, run, in_use)
+    def _look(self, where: str, run: int, in_use: int) -> int:
+        """Evict if memory is short; what is in use then, from where the next peak counts."""
+        if self.look is None or not self.look(where, run, in_use):
+            return in_use
+        return self.readings.read().in_use
 
 
 class _StepLevels:

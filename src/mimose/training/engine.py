@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.costs import MOST_PASSES, InputSize, Option, Regime, StepObservation
+from mimose.costs import MOST_PASSES, InputSize, Option, Regime
 from mimose.errors import warn
 from mimose.execution import output_tensors
 from mimose.interception import Block, Directive, Trials, describe_blocks, name_pattern
@@ -32,19 +32,19 @@ from mimose.tensors import (
 )
 from mimose.training.collector import Collector
 from mimose.training.decision import Decision
-from mimose.training.events import Events, LaterBackward, RunStart, StepRecord, StepStart
+from mimose.training.events import Events, RunStart, StepStart
 from mimose.training.eviction import StepEvictor
 from mimose.training.hooks import ModelHooks
 from mimose.training.learned_state import LearnedState
+from mimose.training.learner import Learner
 from mimose.training.notifications import Notifications
 from mimose.training.overlap import Overlap, predicts
-from mimose.training.pending_observations import PendingObservations
 from mimose.training.rewind import Rewind, RewindStore
 from mimose.training.scheduler import Scheduler
 from mimose.training.setting import Setting, device_of, first_device
 from mimose.training.shuttle import Shuttle
 from mimose.training.step import Step
-from mimose.training.transfers import StepTransfers, UnplannedTransfers
+from mimose.training.transfers import transfers_for
 from mimose.units import Budget, text_of
 
 log = logging.getLogger("mimose")
@@ -72,26 +72,6 @@ class Options:
 
 
 @dataclass(slots=True)
-class _Progress:
-    """How far a run has come."""
-
-    steps: int = 0
-    observed_steps: int = 0
-    peak_bytes: int = 0
-    """The highest memory in use so far."""
-    base_bytes: int = 0
-    """In use when the last step started."""
-
-    def step_starts(self, reading: Reading) -> None:
-        self.note_peak(reading.peak if self.steps else reading.in_use)
-        self.steps += 1
-        self.base_bytes = reading.in_use
-
-    def note_peak(self, number_of_bytes: int) -> None:
-        self.peak_bytes = max(self.peak_bytes, number_of_bytes)
-
-
-@dataclass(slots=True)
 class _Now:
     """The step that is open, and what is known of the one to come."""
 
@@ -106,6 +86,8 @@ class _Now:
     after_broken: bool = False
     """Whether a step broke off, so that memory of it may die in the next one."""
     forward_failed: bool = False
+    holes_seen: bool = False
+    """Whether memory lost between tensors was looked for after the step's forward."""
 
     def forget_step(self) -> None:
         self.step = self.announced = None
@@ -134,13 +116,13 @@ class Engine:
         self._notifications = Notifications(self.events)
         self._previous_outputs = PreviousOutputs()
         self._overlap = Overlap()
-        self._progress = _Progress()
         self._now = _Now()
-        self._pending = PendingObservations()
         self._allocator = AllocatorLease(self.options.allocator)
+        self._learner = Learner(
+            scheduler, self.events, self._notifications, self._allocator, len(blocks)
+        )
         self._rewind_store: RewindStore | None = None
         self._finalizers: list[weakref.finalize[..., nn.Module]] = []
-        self._learns_anew = False
 
     @property
     def budget_bytes(self) -> int | None:
@@ -193,10 +175,13 @@ class Engine:
     def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
         """How the coming call of a block runs; the first one opens the step."""
         step = self._now.step
-        if step is None or step.backward.over or (block == step.first_block and step.abandoned):
+        if (
+            step is None
+            or step.backward.over
+            or (block == step.calls.first_block and step.abandoned)
+        ):
             self._now.after_broken |= step is not None and step.broken
             step = self._open(args, kwargs)
-            step.first_block = block
         elif step.nesting.inner:
             step.goes_on()
         return step.direct(block, args, kwargs)
@@ -242,20 +227,18 @@ class Engine:
         names = self._hooks.rebuilt_blocks()
         if names and self.setting is not None:
             self.setting.look_for_replaced(certain=True)
-            self.read_observations()
-            self.scheduler.forget()
-            self._learns_anew = True
+            self._learner.begin_anew()
             self._notifications.changed(f"other modules were put into {name_pattern(names)}")
 
     def _another_pass(self, step: Step, size: InputSize) -> None:
         """One more forward begins before the backward: is it what was expected?"""
-        whole = step.expected.with_pass(step.passes, size)
+        whole = step.expected.with_pass(step.backward.passes, size)
         larger = whole is None or not whole <= step.expected
-        if step.passes + 1 >= MOST_PASSES:  # what stands for many must be just as expected
+        if step.backward.passes + 1 >= MOST_PASSES:  # what stands for many must be just as expected
             larger = whole != step.expected
         if self._hooks.agreement.needed:  # no rank may go on otherwise than the others
             larger = self._hooks.agreement.any(larger)
-        elif step.has_plan and step.passes + 1 < MOST_PASSES and whole is not None:
+        elif step.has_plan and step.backward.passes + 1 < MOST_PASSES and whole is not None:
             larger &= whole == step.expected or not self._plan_rest(step, whole)
         step.another_pass(size, larger=larger)
 
@@ -291,8 +274,8 @@ class Engine:
         step = self._now.step
         if step is None or step.collector is not None or self.setting is None:
             return
-        if step.forward_is_over and not step.holes_seen:
-            step.holes_seen = True
+        if step.forward_is_over and not self._now.holes_seen:
+            self._now.holes_seen = True
             self.setting.history.forward_over(step.predicted_peak)
 
     def forward_failed(self) -> None:
@@ -318,7 +301,7 @@ class Engine:
         if by_itself:
             self._look_for_rebuilt()
         size = now.latest_size = now.announced or self.size_of(args, kwargs)
-        now.announced = None
+        now.announced, now.holes_seen = None, False
         self._previous_outputs.start_forward(setting.device)
         regime = setting.lookout.regime()
         if regime != self.scheduler.regime:
@@ -332,9 +315,9 @@ class Engine:
         decision = self._decide(whole, reading, around)
         step = self._step(decision, size, whole, reading)
         if by_itself:
-            step.when_forward_ends = self._look_for_holes  # type: ignore[method-assign]
+            step.after_forward.append(self._look_for_holes)
         planning_seconds = time.perf_counter() - began
-        self._progress.step_starts(reading)
+        self._learner.progress.step_starts(reading)
         self.events.step_starts(
             StepStart(
                 size=step.size,
@@ -408,19 +391,10 @@ class Engine:
         if collector is None:
             setting.history.make_room(reading.in_use + decision.cached.plan.peak_bytes, reading)
             start = setting.history.start_planned_step(reading)
-        transfers: StepTransfers | None = None
-        if decision.cached.plan.transfers and setting.host.memory is not None:
-            transfers = StepTransfers(
-                decision.cached.plan.transfers,
-                list(decision.cached.choices),
-                collector,
-                setting.host.memory,
-            )
-        elif collector is not None and not decision.cached.choices and setting.host.possible:
-            available = setting.available(reading.in_use)
-            transfers = UnplannedTransfers(
-                setting.host, len(self.block_names), available, collector
-            )
+        available = setting.available(reading.in_use)
+        transfers = transfers_for(
+            decision, setting.host, collector, available, len(self.block_names)
+        )
         step = Step(
             decision,
             start,
@@ -440,7 +414,20 @@ class Engine:
         step.after_broken, self._now.after_broken = self._now.after_broken, False
         if collector is not None and (step.after_broken or self._caches_die):
             collector.spoil()  # memory of the last step dies in this one
+        if collector is None and transfers is None and step.trusted:
+            self._time_forward(step)
         return step
+
+    def _time_forward(self, step: Step) -> None:
+        """See, once for a size, how long its blocks take while nothing is observed."""
+        assert self.setting is not None
+        host = self.setting.host
+        if host.wants_time_of(step.expected):
+            prediction = self.scheduler.cost_model.predict(step.expected)
+            if prediction is not None:
+                step.after_forward.append(
+                    host.pace.timer_for(step.expected, prediction.profile).stop
+                )
 
     def _collector_for(self, size: InputSize) -> Collector:
         assert self.setting is not None
@@ -463,7 +450,7 @@ class Engine:
     def _caches_die(self) -> bool:
         """Whether this is the second step, and the caches that only the first forward fills live
         on in its output: they are gone in this step's backward."""
-        if self._progress.steps != 1 or self._hooks.attachment is None:
+        if self._learner.progress.steps != 1 or self._hooks.attachment is None:
             return False
         return (
             self._hooks.attachment.caches.in_use
@@ -530,115 +517,16 @@ class Engine:
     # What a step teaches
 
     def _step_over(self, step: Step) -> None:
-        setting = self.setting
-        if setting is None or not setting.open:
-            return
-        if step.collector is not None:
-            self._measured(step, step.collector)
-        else:
-            setting.gradients.end_step()
-        reading = self._reading_after(step)
-        real = None if reading is None else step.real_peak(reading)
-        self.events.step_over(_record_of(step, real, reading, setting.reserve.bytes))
-        if reading is not None:
-            self._progress.note_peak(reading.peak)
-            if step.collector is None:
-                setting.history.learn_reserve(reading, real or step.predicted_peak)
-        expected = self.scheduler.cost_model.retained.note(step.backward.retained)
-        if expected and not step.after_broken:
-            seen = real is not None and step.nesting.told_of_others
-            rise = real - step.start.in_use if seen and real else None
-            limit = setting.budget_bytes - setting.reserve.bytes
-            self.scheduler.step_over(step, rise, limit)
-
-    def _reading_after(self, step: Step) -> Reading | None:
-        assert self.setting is not None
-        if step.collector is not None:
-            readings = step.collector.readings
-            return self.setting.meter.read()._replace(
-                peak=readings.peak, peak_held=readings.peak_held
-            )
-        return self.setting.history.reading_after(step.predicted_peak)
-
-    def _measured(self, step: Step, collector: Collector) -> None:
-        """A step with a collector is over."""
-        assert self.setting is not None
-        collector.backward_over(retained=step.backward.retained)
-        readings = collector.readings
-        self._progress.observed_steps += step.observed
-        self._progress.note_peak(readings.peak)
-        unusable = readings.unusable_beyond(self._progress.peak_bytes)
-        self.setting.reserve.learn_unusable(unusable)
-        gradients, cost_model = collector.gradients, self.scheduler.cost_model
-        self.setting.gradients.end_step(existed=gradients.existed, cleared=gradients.cleared)
-        cost_model.unused.update(collector.unused)
-        if collector.gradients_allocated is not None:
-            cost_model.note_gradients(
-                *collector.gradients_allocated, allocates=collector.gradients.most
-            )
-        measured = step.evictor is not None and step.nesting.alone
-        teaches = measured and cost_model.learns_from_any(step.expected)
-        # A step that took more than the upper end of what was measured tells something in any case.
-        if step.observed or teaches or readings.peak > step.predicted_peak:
-            self._pending.add(step)
+        if self.setting is not None and self.setting.open:
+            self._learner.step_over(step, self.setting)
 
     def _later_backward_over(self, step: Step) -> None:
-        """One more backward through a step's graph is done: its peak is the step's, too."""
-        if step is not self._now.last or self.setting is None or not self.setting.open:
-            return
-        reading = self.setting.meter.read()
-        self._progress.note_peak(reading.peak)
-        planned = step.collector is None
-        real = step.real_peak(reading) if planned else None
-        self.events.later_backward_over(
-            LaterBackward(
-                reading=reading,
-                predicted_peak_bytes=step.predicted_peak if planned else None,
-                real_peak_bytes=real,
-                comparable=planned and step.comparable,
-            )
-        )
-        key = step.decision.key
-        if step.collector is not None:
-            self.scheduler.later_backward_over(step.collector.readings.peak, reading.peak, 0)
-        elif real is not None and key is not None and key.retained:
-            self.scheduler.later_backward_over(step.predicted_peak, real, key.later_bytes)
+        if step is self._now.last and self.setting is not None and self.setting.open:
+            self._learner.later_backward_over(step, self.setting)
 
     def read_observations(self) -> None:
         """Learn from observed steps at once; take their times in when the device can tell."""
-        if not self._pending:
-            return
-        for pending in self._pending.new():
-            collector, cost_model = pending.collector, self.scheduler.cost_model
-            observation = pending.observation()
-            cost_model.note_order(pending.step.size.layout, collector.pattern)
-            if collector.without_backward:
-                cost_model.note_without_backward(collector.without_backward)
-            if observation is not None:
-                first = pending.step.tried_blocks
-                self._learn(replace(observation, provisional=first))
-                pending.cost_model, pending.regime = cost_model, self.scheduler.regime
-        for pending in self._pending.late():
-            observation = pending.observation()
-            assert observation is not None
-            assert pending.cost_model is not None
-            pending.cost_model.take_times(observation)
-            self.events.timed(observation, pending.regime)
-
-    def _learn(self, observation: StepObservation) -> None:
-        was_ready, began = self.scheduler.cost_model.ready, time.perf_counter()
-        void = self.scheduler.learn(observation)
-        seconds = time.perf_counter() - began
-        self.events.learned(observation, anew=void or self._learns_anew, seconds=seconds)
-        self._learns_anew = False
-        if void:
-            self._notifications.changed(f"input {observation.size} takes more or less than it did")
-        elif self.scheduler.cost_model.ready and not was_ready:
-            assert self.setting is not None
-            observed = self._progress.observed_steps
-            self._notifications.planning_begins(
-                self.setting, len(self.block_names), observed, self._allocator.reason_not_configured
-            )
+        self._learner.read_observations(self.setting)
 
     # What is kept across runs
 
@@ -677,6 +565,7 @@ class Engine:
         now.forget_step()
         now.after_broken, now.forward_failed = True, False
         self.events.memory_ran_out()
+        self.events.step_retried()
         # One that is over is not the one that failed: that never got to its first block.
         failed = step if step is not None and not step.over else None
         if self.setting is not None:
@@ -704,7 +593,7 @@ class Engine:
             self.setting.history.forgive_failures()
         size = self._now.latest_size or "of unknown size"
         budget = text_of(self.budget_bytes) if self.budget_bytes else str(self.budget)
-        base = text_of(self._progress.base_bytes)
+        base = text_of(self._learner.progress.base_bytes)
         return (
             f"Input {size} does not fit with every block recomputed: the budget is {budget}, of "
             f"which {base} were in use at the step's start. Raise memory_budget, shorten the "
@@ -716,24 +605,3 @@ class Engine:
         if self.options.input_size is not None:
             return custom_input_size(self.options.input_size, args, kwargs)
         return input_size(args, kwargs, names)
-
-
-def _record_of(
-    step: Step, real_peak: int | None, end: Reading | None, reserve_bytes: int
-) -> StepRecord:
-    trusted, bounded = step.trusted, step.decision.bounded
-    return StepRecord(
-        size=step.size,
-        plan=step.done_plan if step.has_plan else None,
-        new_plan=step.decision.new,
-        observed=step.observed or not step.has_plan,
-        predicted_peak_bytes=step.predicted_peak if trusted or bounded else None,
-        is_bound=bounded,
-        real_peak_bytes=real_peak,
-        peak_bytes=None if end is None else end.peak,
-        peak_held_bytes=None if end is None else end.peak_held,
-        reserve_bytes=reserve_bytes,
-        comparable=trusted and step.comparable,
-        evictions=0 if step.evictor is None else len(step.evictor.evicted),
-        surprises=frozenset(step.surprises),
-    )

@@ -114,6 +114,9 @@ class Subscriber:
     def memory_ran_out(self) -> None:
         """A block, or by `retry` a step, is run again because memory ran out."""
 
+    def step_retried(self) -> None:
+        """A step is run again as a whole; `memory_ran_out` has told of it before."""
+
     def noted(self, kind: str, text: str) -> None:
         """Something that people should know has happened."""
 
@@ -165,6 +168,10 @@ class Events(Subscriber):
     def memory_ran_out(self) -> None:
         for each in self._subscribers:
             each.memory_ran_out()
+
+    def step_retried(self) -> None:
+        for each in self._subscribers:
+            each.step_retried()
 
     def noted(self, kind: str, text: str) -> None:
         for each in self._subscribers:

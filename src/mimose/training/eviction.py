@@ -77,21 +77,23 @@ class StepEvictor:
         price = cost.nanoseconds / max(1, cost.held) if cost is not None else 0.0
         self._held.append(_Held(run, weakref.ref(frame), price))
 
-    def look(self, where: str, run: int, in_use_bytes: int) -> None:
-        """Compare memory in use with the timeline; evict if the rest of the step would not fit."""
+    def look(self, where: str, run: int, in_use_bytes: int) -> bool:
+        """Compare memory in use with the timeline; evict if the rest of the step would not fit.
+
+        Returns whether anything was evicted.
+        """
         if self._profile is None or not self._held:
-            return
+            return False
         if where == "head":
             level, to_come = self._level_at_head, self._peak_from_head
         else:
             at, phase = self._position(run), 0 if where == "forward" else -1
             if at is None:
-                return
+                return False
             level, to_come = self._of_runs[phase][0][at], self._of_runs[phase][1][at]
         ahead = in_use_bytes - self._base - level
         short = to_come + ahead - self._available
-        if ahead > 0 and short > 0:
-            self._evict(short)
+        return ahead > 0 and short > 0 and self._evict(short) > 0
 
     def make_room(self) -> bool:
         """Memory ran out: evict everything that can be."""

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
-from mimose.costs import Link, Option, Profile
+from mimose.costs import InputSize, Link, Option, Profile
 from mimose.errors import warn
-from mimose.memory import HostMemory, LinkSpeed, PinningError, host_limit
+from mimose.memory import Clock, HostMemory, LinkSpeed, PinningError, host_limit
 from mimose.planning import RecomputeAll
+from mimose.training.device_pace import DevicePace
 from mimose.units import text_of
 
-_LONG_RUN = 4_000_000
-"""Nanoseconds. On an H200, with layers of 18 ms (rows of 16,384 tokens), copies were hidden; rows
-of mostly 1,500 to 4,000 tokens, in proportion 2 to 5 ms a layer, gained nothing (BENCHMARKS.md)."""
+_LONG_RUN = 2_500_000
+"""Nanoseconds that a block's forward must take for its copies to be hidden behind others: queueing
+them takes the host about a millisecond."""
+_WORTH_PLANNING = 256 << 20
+"""Host memory from which on plans are made with what is pinned so far."""
 _MOVING = frozenset(option for option in Option if option.moves)
 
 
@@ -37,6 +43,11 @@ class HostUse:
         self.version = 0
         """Changes with what plans should know of the link."""
         self.stalled_seconds = 0.0
+        self.pace = DevicePace(Clock(device))
+        self._awaited_bytes = 0
+        """What plans would like to have, while it is being pinned."""
+        self._known_bytes = 0
+        """What was pinned when plans were last told so."""
         self._closed = False
 
     @property
@@ -57,13 +68,29 @@ class HostUse:
     def serves(self, profile: Profile, available_bytes: int) -> bool:
         """Whether a plan for this profile may gain by using the host.
 
-        Queueing the copies of a block takes the CPU milliseconds, which plans do not count. Blocks
-        that hardly run longer cannot hide it: for them the host is used only if nothing else fits.
+        Queueing the copies of a block takes the host time, which plans do not count, and how long
+        blocks really run must be known. Else the host is used only if nothing else fits.
         """
-        times = [run.nanoseconds for run in profile.runs if not run.fixed]
-        if self._device.type != "cuda" or not times or statistics.median(times) >= _LONG_RUN:
+        if self._device.type != "cuda":
+            return True
+        times, share = (
+            [run.nanoseconds for run in profile.runs if not run.fixed],
+            self.pace.of(profile),
+        )
+        if share is not None and times and statistics.median(times) * share >= _LONG_RUN:
             return True
         return not RecomputeAll().plan(profile, available_bytes).fits
+
+    def connected(self, profile: Profile, *, trusted: bool) -> Profile:
+        """The profile with the link to the host, and with the times of planned steps."""
+        share = self.pace.of(profile) or 1.0
+        if share < 1.0 and self._device.type == "cuda":
+            profile = profile.at_pace(share)
+        return replace(profile, link=self.link(trusted=trusted))
+
+    def wants_time_of(self, size: InputSize) -> bool:
+        """Whether to time the forward of a step that begins now, and moves nothing."""
+        return self.possible and self._device.type == "cuda" and self.pace.is_new(size)
 
     def link(self, *, trusted: bool) -> Link | None:
         """The link for a plan; None if it must do without.
@@ -85,6 +112,11 @@ class HostUse:
             return None
         return Link(self.speed.to_host, self.speed.from_host, self.limit_bytes, self._choices)
 
+    def only_what_is_there(self, link: Link | None) -> Link | None:
+        """The link for a plan that makes do with the host memory that is pinned by now."""
+        held = self.held_bytes
+        return link._replace(host_bytes=held) if link is not None and held else None
+
     def begun(self) -> HostMemory | None:
         """The way to the host, also if no plan has used it yet; None if there is none."""
         self.link(trusted=False)
@@ -98,19 +130,36 @@ class HostUse:
         if not self.speed.known:
             self._give_up("the first bytes could not be pinned")
 
+    def has(self, host_bytes: int) -> bool:
+        """Whether so much host memory is pinned. If not, that begins, and training goes on."""
+        if host_bytes <= self.held_bytes:
+            return True
+        assert self.memory is not None
+        if not self.memory.arena.slow:
+            return self.reserve(host_bytes)
+        self._awaited_bytes = max(self._awaited_bytes, min(host_bytes, self.limit_bytes))
+        with self._giving_up_if_refused():
+            self.memory.arena.prepare(self._awaited_bytes)
+        return False
+
     def reserve(self, host_bytes: int) -> bool:
-        """Have so much host memory ready; whether it is."""
+        """Have so much host memory ready, and wait for it; whether it is."""
         if not host_bytes:
             return True
         assert self.memory is not None
-        try:
+        with self._giving_up_if_refused():
             return self.memory.arena.reserve(host_bytes)
+        return False
+
+    @contextmanager
+    def _giving_up_if_refused(self) -> Iterator[None]:
+        try:
+            yield
         except PinningError as error:
             self._give_up(str(error))
-            return False
 
     def _give_up(self, problem: str) -> None:
-        asked, self.limit_bytes = self.limit_bytes, 0
+        asked, self.limit_bytes, self._awaited_bytes = self.limit_bytes, 0, 0
         self.version += 1
         warn(
             f"host memory cannot be used for activations ({problem}); up to {text_of(asked)} were "
@@ -124,6 +173,19 @@ class HostUse:
             times = self.memory.stream.times()
             self.stalled_seconds += times.stalled_seconds
             self.version += self.speed.learn(times)
+        self.version += self.pace.read()
+        if self._awaited_bytes:
+            self._follow_pinning()
+
+    def _follow_pinning(self) -> None:
+        """Let plans be made anew when there is twice as much host memory as they know of, or all
+        that they would like to have."""
+        there = self.has(self._awaited_bytes)
+        if there:
+            self._awaited_bytes = 0
+        if there or self.held_bytes >= max(2 * self._known_bytes, _WORTH_PLANNING):
+            self._known_bytes = self.held_bytes
+            self.version += 1
 
     def close(self) -> None:
         """Give all host memory back."""

@@ -171,13 +171,25 @@ class Scheduler:
             return None
         profile = _as_run(prediction).in_step(self._conditions(setting, pattern, key))
         if self._may_use_host(setting, key, profile):
-            profile = replace(profile, link=setting.host.link(trusted=prediction.trusted))
+            profile = setting.host.connected(profile, trusted=prediction.trusted)
             key = key._replace(link=setting.host.version)  # the first to ask has measured it
         plan = self._plan(profile, key, prediction)
-        if not setting.host.reserve(plan.host_bytes):
-            profile = replace(profile, link=None)
-            plan = self._plan(profile, key, prediction)
+        if not setting.host.has(plan.host_bytes):
+            profile, plan = self._meanwhile(setting, plan, profile, key, prediction)
         return self._ready(setting, plan, pattern, profile, key, prediction)
+
+    def _meanwhile(
+        self, setting: Setting, wanted: Plan, profile: Profile, key: PlanKey, prediction: Prediction
+    ) -> tuple[Profile, Plan]:
+        """A plan that makes do with the host memory that is there, while more is being pinned.
+
+        If nothing fits without more of it, the step waits.
+        """
+        less = replace(profile, link=setting.host.only_what_is_there(profile.link))
+        plan = self._plan(less, key, prediction)
+        if wanted.fits and not plan.fits and setting.host.reserve(wanted.host_bytes):
+            return profile, wanted
+        return less, plan
 
     def _plan(self, profile: Profile, key: PlanKey, prediction: Prediction) -> Plan:
         plan = self.planner.plan(profile, _room(key.available_bytes, prediction))

@@ -61,23 +61,17 @@ class Step:
         self.evictor = evictor
         self._transfers = transfers
         self.plan = decision.cached.plan
-        self.has_plan = bool(self.plan.choices)
         self._take(decision.cached.choices)
-        self._beside = 0
-        """Runs that the plan does not know because no loss uses them."""
         self.calls = CallSequence()
         self.backward = BackwardWatch(
             self._backward_arrives, lambda: when_over(self), lambda: when_later(self)
         )
         self.nesting = Nesting()
-        self.passes = 1
-        self.first_block = -1
-        """The index of the block that ran first; the next pass begins with it again."""
         self.surprises: set[Surprise] = set()
         self.after_broken = False
         """Whether memory of a step that broke off was still held at its start."""
-        self.holes_seen = False
-        """Whether memory lost between tensors was looked for after its forward."""
+        self.after_forward: list[Callable[[], None]] = []
+        """Called when the last run that the plan knows has returned."""
         self._trials: Trials | None = None
         self._follow()
 
@@ -85,6 +79,10 @@ class Step:
         """Run as chosen here; the mapping is shared with other steps, and never written to."""
         self._choices = choices
         self._last_planned = [*choices][-1] if choices else None
+
+    @property
+    def has_plan(self) -> bool:
+        return bool(self.plan.choices)
 
     def _follow(self) -> None:
         if self.evictor is not None:
@@ -125,7 +123,7 @@ class Step:
     def _unknown(self, run: Run, after: _After | None) -> tuple[Option, _After | None]:
         """The plan does not know this run: it is recomputed."""
         if run in self.cost_model.unused:
-            self._beside += 1
+            self.calls.unplanned += 1
             after = _both(after, _Beside(self, run))
         elif self.has_plan and Surprise.OUT_OF_MEMORY not in self.surprises:
             self.surprises.add(Surprise.UNKNOWN_RUN)
@@ -166,10 +164,8 @@ class Step:
             self._transfers.after_last_forward()
         if self.evictor is not None and self.collector is not None:
             self.collector.before_head()
-        self.when_forward_ends()
-
-    def when_forward_ends(self) -> None:
-        """Replaced where the model itself is not called."""
+        for call in self.after_forward:
+            call()
 
     @property
     def forward_is_over(self) -> bool:
@@ -186,7 +182,6 @@ class Step:
         if self.collector is not None:
             self.size = self.size.followed_by(size)
         self.backward.another_pass()
-        self.passes += 1
 
     @property
     def choices_so_far(self) -> tuple[Option, ...] | None:
@@ -255,6 +250,10 @@ class Step:
         """Whether its graphs are gone, or its backward broke off: a new step comes then."""
         return self.broken or self.backward.impossible
 
+    def is_abandoned_by(self, block: int) -> bool:
+        """Whether a call of this block begins a new step, because this one cannot go on."""
+        return block == self.calls.first_block and self.abandoned
+
     # What it tells
 
     @property
@@ -278,7 +277,7 @@ class Step:
     @property
     def ran_as_planned(self) -> bool:
         """Whether it had as many runs as its plan knows: fewer need less."""
-        return self.calls.count - self._beside == len(self.plan.choices)
+        return self.calls.count - self.calls.unplanned == len(self.plan.choices)
 
     @property
     def done_plan(self) -> Plan:

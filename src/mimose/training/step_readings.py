@@ -20,16 +20,11 @@ class StepReadings:
     def read(self) -> Reading:
         """What is in use, and the peak since this was last asked."""
         self._borrowed = []  # they are in the peak, but what is in use is read without them
-        reading = self._meter.read()
+        reading = self._meter.read_and_reset()
         self.peak = max(self.peak, reading.peak)
         self.peak_held = max(self.peak_held, reading.peak_held)
         self._held_now = reading.held
-        self._meter.reset_peak()
         return reading
-
-    def in_use_now(self) -> int:
-        """What is in use; the stretch goes on."""
-        return self._meter.read().in_use
 
     def drop_peak(self) -> None:
         """What has peaked since the last reading does not count."""

@@ -19,6 +19,7 @@ from mimose.execution import ArgumentsOfStep, Frame, MovedStorage, nodes_of, run
 from mimose.memory import HostMemory
 from mimose.tensors import tensors_in
 from mimose.training.collector import Collector
+from mimose.training.decision import Decision
 from mimose.training.host_use import HostUse
 
 
@@ -94,8 +95,10 @@ class StepTransfers:
     def _fetch(self, position: int) -> None:
         moved = self._moved.pop(position, None)
         if moved is not None:
-            for one in moved.alive():
-                one.fetch()
+            assert self.host is not None
+            with self.host.stream.together():
+                for one in moved.alive():
+                    one.fetch()
             if self._collector is not None:
                 self._collector.input_is_back(moved.away_bytes)
 
@@ -135,6 +138,22 @@ class UnplannedTransfers(StepTransfers):
         of_one = self._collector.risen_bytes / (position - 1)  # when the run before began
         inputs = of_one * max(position, self._blocks)
         return inputs > _TIGHT * self._available
+
+
+def transfers_for(
+    decision: Decision,
+    host: HostUse,
+    collector: Collector | None,
+    available_bytes: int,
+    blocks: int,
+) -> StepTransfers | None:
+    """The transfers of a step that runs as decided; None if nothing moves in it."""
+    plan = decision.cached.plan
+    if plan.transfers and host.memory is not None:
+        return StepTransfers(plan.transfers, list(decision.cached.choices), collector, host.memory)
+    if collector is not None and not plan.choices and host.possible:
+        return UnplannedTransfers(host, blocks, available_bytes, collector)
+    return None
 
 
 _FEW_RUNS = 2

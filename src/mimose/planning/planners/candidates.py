@@ -42,7 +42,8 @@ class Candidates:
         self._shares_outputs = any(run.output_saved for run in profile.runs)
         again = {k: self._costs[k][Option.RECOMPUTE] for k in self.recomputable}
         self.least_time = LeastTime(profile, available, again)
-        self.negligible = round(_NEGLIGIBLE * _step_nanoseconds(profile))
+        self.step_nanoseconds = _step_nanoseconds(profile)
+        self.negligible = round(_NEGLIGIBLE * self.step_nanoseconds)
         """Time that is not worth looking for a better plan."""
         first = min([*self.saved, *self.inputs], default=len(profile.runs))
         self._enough = self.least_time.overall(first) + self.negligible

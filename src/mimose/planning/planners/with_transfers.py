@@ -19,6 +19,9 @@ _QUEUES = (1, 2, 3, 1 << 30)
 _LEAST_SCANS, _SCANS = 9, 420
 """How many scans a search may take: at least so many, and else so many divided by the number of
 runs. About 8 ms for 32 different runs, 40 ms for 96."""
+_LONG_STEP = 1_000_000_000
+"""Nanoseconds of forwards and backwards for which a search may take all of its effort; for a
+shorter step it takes its share, so that planning hardly adds to the step."""
 _ARRANGEMENTS = 40_000
 """How many sets of saved runs like the best one are looked at, times the square of that number."""
 _ASSUMPTIONS = 3
@@ -70,7 +73,8 @@ class _Search:
         self._profile, self._available = profile, available
         self.candidates = Candidates(profile, available)
         self._menus = menus_of(profile)
-        self._scans_left = max(_LEAST_SCANS, _SCANS // len(profile.runs))
+        self._effort = min(1.0, self.candidates.step_nanoseconds / _LONG_STEP)
+        self._scans_left = max(_LEAST_SCANS, int(self._effort * _SCANS) // len(profile.runs))
         self._ends = list(accumulate(run.nanoseconds for run in profile.runs))
 
     # Activations on the host
@@ -129,7 +133,7 @@ class _Search:
 
     def rearrange(self) -> None:
         """Save one more run, or another one instead, as long as that is better."""
-        most = _ARRANGEMENTS // len(self._menus) ** 2
+        most = int(self._effort * _ARRANGEMENTS) // len(self._menus) ** 2
         for solve in (self._solve, self._solve_with_inputs):
             while any(map(solve, islice(self._arrangements(), most))):
                 if self.candidates.good_enough:
@@ -275,7 +279,7 @@ class _Search:
 
     def polish(self) -> None:
         """Change one choice, or two, as long as that is better."""
-        self.candidates.polish(_CHANGES // len(self._menus) ** 2)
+        self.candidates.polish(int(self._effort * _CHANGES) // len(self._menus) ** 2)
 
 
 def _raised(menu: Menu, forward: int, backward: int) -> Menu:

@@ -83,6 +83,12 @@ class Summary:
     """The most that the allocator was measured to hold."""
     steps_over: int
     """Planned steps whose measured peak was over the budget."""
+    evictions: int
+    """Kept runs whose activations were dropped because memory ran short."""
+    recoveries: int
+    """How often memory ran out and a block, or a step, was run again."""
+    retries: int
+    """How often a whole step was."""
     recompute_share: float
     """Share of the planned steps' time spent on recomputing, as in `Stats`."""
     worst_shortfall: float | None
@@ -153,6 +159,9 @@ def _summary(recording: Recording) -> Summary:
         else 0.0,
         peak_held_bytes=max((step.held_bytes or 0 for step in steps), default=0),
         steps_over=sum((step.peak_bytes or 0) > budget_bytes for step in recording.planned),
+        evictions=sum(step.evictions for step in steps),
+        recoveries=recording.recoveries,
+        retries=recording.retries,
         recompute_share=_recompute_share(recording),
         worst_shortfall=max(0.0, -min(errors)) if errors else None,
         mean_excess=sum(max(0.0, e) for e in errors) / len(errors) if errors else None,

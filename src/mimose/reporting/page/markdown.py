@@ -42,6 +42,12 @@ def _summary(contents: Contents) -> str:
         lines.append(f"{run.steps_over} of {planned} planned steps went over the budget")
     if run.peak_held_bytes > run.budget_bytes:
         lines.append(f"the allocator held {text_of(run.peak_held_bytes)}, over the budget")
+    if run.evictions or run.recoveries:
+        lines.append(
+            f"memory ran short: {run.evictions} kept runs evicted, "
+            f"{run.recoveries - run.retries} blocks recomputed after a failure, "
+            f"{run.retries} steps run again"
+        )
     if run.worst_shortfall is not None and run.mean_excess is not None:
         lines.append(
             f"peaks under-predicted by at most {run.worst_shortfall:.2%}, over-predicted by "

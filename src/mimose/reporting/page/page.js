@@ -196,6 +196,10 @@
     if (run.worst_shortfall !== null) {
       tiles.push(tile(percent(run.worst_shortfall, 2), `largest under-prediction of a peak; over-predicted by ${percent(run.mean_excess, 2)} on average`));
     }
+    if (run.evictions || run.recoveries) {
+      const blocks = run.recoveries - run.retries;
+      tiles.push(tile(String(run.evictions), `kept runs evicted because memory ran short; ${blocks} blocks recomputed after a failure, ${run.retries} steps run again`));
+    }
     if (run.time) {
       const time = run.time, saved = time.everything_seconds - time.chosen_seconds;
       tiles.push(tile(seconds(saved), `of recompute time saved, ${percent(saved / (time.everything_seconds || 1))} of recomputing everything`));
