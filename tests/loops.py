@@ -27,7 +27,7 @@ Batch = dict[str, Any]
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
 
 
-def lengths(count: int, low: int = 20, high: int = 160, seed: int = 0) -> list[int]:
+def lengths(count: int, low: int = 20, high: int = 120, seed: int = 0) -> list[int]:
     dice = random.Random(seed)
     return [dice.randint(low, high) for _ in range(count)]
 
@@ -158,7 +158,7 @@ def _task(name: str) -> tuple[nn.Module, list[Batch], int, int]:
 
 
 def task(name: str, share: float = 0.4) -> tuple[nn.Module, list[Batch], int]:
-    """A model, batches of 20 to 160 tokens, and a budget under which not all can be kept."""
+    """A model, batches of 20 to 120 tokens, and a budget under which not all can be kept."""
     model, batches, low, high = _task(name)
     return copy.deepcopy(model), batches, between(low, high, share)
 

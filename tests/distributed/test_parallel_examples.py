@@ -25,7 +25,7 @@ def test_example_trains_on_two_ranks_and_plans(name: str) -> None:
         "CUDA_VISIBLE_DEVICES": "",
     }
     result = subprocess.run(
-        [*command, str(FOLDER / name), "--steps=12"],
+        [*command, str(FOLDER / name), "--steps=8"],
         capture_output=True,
         text=True,
         timeout=_SECONDS,
@@ -34,7 +34,7 @@ def test_example_trains_on_two_ranks_and_plans(name: str) -> None:
     assert result.returncode == 0, result.stderr[-3000:]
     for rank in (0, 1):  # their lines may run into each other
         plans = re.findall(rf"rank {rank}, step \d+: \d+, (observed|[Kr]+)", result.stdout)
-        assert len(plans) == 12
+        assert len(plans) == 8
         planned = [plan for plan in plans if plan != "observed"]
         assert planned, "every step was observed"
         assert "K" in planned[-1], "the last plan keeps nothing"

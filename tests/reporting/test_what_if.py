@@ -134,17 +134,17 @@ def test_samples_are_padded_to_the_longest_of_a_batch() -> None:
 
 def test_lengths_beyond_those_seen_are_told_with_their_uncertainty(question: Question) -> None:
     model, _, _ = task("encoder")
-    weights = question.weights("50,100,400,400", samples=False)
+    weights = question.weights("50,100,300,300", samples=False)
     asked = question.forecast(weights)
-    assert asked.largest == "4×400"
+    assert asked.largest == "4×300"
     assert asked.extrapolated_share == pytest.approx(0.5)
     assert asked.unknown_share == 0.0
     assert 0 < asked.uncertainty < 0.2
     with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
-        train(model, texts([400]))
+        train(model, texts([300]))
         with counted() as counter:
-            train(model, texts([400] * 2))
-    real = counter.peak, peak_of_plain(model, texts([400] * 2))
+            train(model, texts([300] * 2))
+    real = counter.peak, peak_of_plain(model, texts([300] * 2))
     for told, peak in zip((asked.least_budget_bytes, asked.easy_budget_bytes), real, strict=True):
         needed = told * (1 - question.outlook.reserve_share)
         assert abs(needed - peak) <= asked.uncertainty * needed

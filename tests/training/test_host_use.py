@@ -96,6 +96,10 @@ class Clockwork(Clock):
     def mark(self) -> float:
         return self.now
 
+    def seconds(self, start: float, end: float) -> float:
+        """By this clock, whatever times others measure (`--unsteady`)."""
+        return end - start
+
 
 def pace_of(profile: Profile, share: float | None) -> DevicePace:
     """The pace after a planned forward that took this share of what was observed."""

@@ -82,10 +82,14 @@ class StorageCounter(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         before, peak = self.in_use, self.peak
         out = func(*args, **(kwargs or {}))
-        if getattr(func, "namespace", "") == "fsdp":
-            self._track_gathered((kwargs or {}).get("out"))
-        for tensor in tensors_in(out):
-            self._count(tensor)
+        if isinstance(out, torch.Tensor):  # nearly always, and this runs for every operator
+            self._count(out)
+        elif out is None:
+            if getattr(func, "namespace", "") == "fsdp":
+                self._track_gathered((kwargs or {}).get("out"))
+        else:
+            for tensor in tensors_in(out):
+                self._count(tensor)
         if self.limit is not None and self.in_use > max(self.limit, before):
             self.failures += 1
             self.peak = peak  # a real allocator would have refused the request
@@ -97,16 +101,20 @@ class StorageCounter(TorchDispatchMode):
 
     def _count(self, tensor: torch.Tensor) -> None:
         storage = storage_of(tensor) if tensor.is_cpu else None
-        # A compiler's fake tensor claims to be on the CPU; its storage is on "meta".
-        if storage is None or storage.device.type != "cpu":
+        if storage is None:
             return
-        key, size = storage._cdata, storage.nbytes()
-        if self._sizes.get(key) == size:  # most results are views of what was counted before
+        key = storage._cdata
+        counted = self._sizes.get(key)
+        # A compiler's fake tensor claims to be on the CPU; its storage is on "meta".
+        if counted is None and storage.device.type != "cpu":
+            return
+        size = storage.nbytes()
+        if size == counted:  # most results are views of what was counted before
             return
         if self._gathered and self.in_use + size > min(self.peak, self.limit or self.peak):
             self.update_gathered()  # what was freed meanwhile must not count
         with self._lock:
-            if key not in self._sizes:
+            if counted is None:
                 self._counted[key] = weakref.ref(storage, lambda _: self._uncount(key))
             self._set_size(key, size)
 
