@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from common import bert_base
 from mimose.bench.workloads import TASKS
+from promise_cases import Mlp
 
 Loss = Callable[[], torch.Tensor]
 WORDS = 1000
@@ -34,17 +35,6 @@ class Case:
     """Of a step's number: what computes its loss."""
     options: dict[str, Any] = field(default_factory=dict)
     """What mimose must be told of the model."""
-
-
-class Mlp(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        raised = F.gelu(self.up(self.norm(hidden)))
-        return hidden + F.dropout(self.down(raised), 0.1)
 
 
 class Rows(nn.Module):
