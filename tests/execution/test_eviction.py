@@ -316,6 +316,11 @@ class Deep(nn.Module):
         return x
 
 
+def kept_in(frame: Frame) -> list[torch.Tensor]:
+    kept = (ref() for ref in frame.kept)
+    return [each.tensor for each in kept if each is not None and each.tensor is not None]
+
+
 @pytest.mark.parametrize("observed", [False, True])
 @pytest.mark.parametrize("retain", [False, True])
 def test_kept_tensors_are_released_one_by_one_unless_the_graph_is_retained(
@@ -331,8 +336,8 @@ def test_kept_tensors_are_released_one_by_one_unless_the_graph_is_retained(
     known = {t.untyped_storage()._cdata for t in (x, model[0].scale)}
     storages = {
         t.untyped_storage()._cdata: StorageWeakRef(t.untyped_storage())
-        for t in frame.rebuilt
-        if t is not None and t.untyped_storage()._cdata not in known
+        for t in kept_in(frame)
+        if t.untyped_storage()._cdata not in known
     }
     del frame
     assert len(storages) == Deep.stages

@@ -41,7 +41,7 @@ class FrameObserver:
                 self._storages.append(weakref.ref(storage))
 
     def forward_ends(
-        self, args: Any, kwargs: Any, out: Any, kept: Sequence[torch.Tensor | None] | None
+        self, args: Any, kwargs: Any, out: Any, kept: Sequence[torch.Tensor] | None
     ) -> None:
         """The forward is done; `kept` are its activations, None if they are not kept."""
         packed = self._packed(kept)
@@ -60,14 +60,13 @@ class FrameObserver:
         end = ForwardEnd(list(made.values()), own, idle, explained, kept is not None, inputs)
         self.listener.forward_ends(self.run, end)
 
-    def _packed(self, kept: Sequence[torch.Tensor | None] | None) -> dict[int, Any]:
+    def _packed(self, kept: Sequence[torch.Tensor] | None) -> dict[int, Any]:
         """The storages that the forward saves, but those of parameters, by their address."""
         if kept is None:
             storages = [ref() for ref in self._storages]
             self._storages = []
         else:
-            own = (t for k, t in enumerate(kept) if k not in self.parameters)
-            storages = [storage_of(t) for t in own if t is not None]
+            storages = [storage_of(t) for k, t in enumerate(kept) if k not in self.parameters]
         return {s._cdata: s for s in storages if s is not None}
 
     def hold_until_used(self, tensor: torch.Tensor) -> None:

@@ -23,6 +23,7 @@ of the outer one first.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NoReturn, Protocol
@@ -43,7 +44,6 @@ from mimose.tensors import (
     argument_tensors,
     is_out_of_memory,
     is_parameter,
-    keeps_graph,
     local_tensor,
     release_traceback,
     storage_of,
@@ -60,11 +60,24 @@ class Found(Protocol):
         """Call `function` as if all were as then, and leave it as it is now."""
 
 
+class KeptTensor:
+    """A tensor that is kept until it is evicted. Only the graph holds this, and lets go of it when
+    it would let go of a tensor that it saved itself."""
+
+    __slots__ = ("__weakref__", "index", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor, index: int) -> None:
+        self.tensor: torch.Tensor | None = tensor
+        self.index = index
+        self.version = tensor._version
+
+
 class Frame:
     """One run of a function whose activations are rebuilt: its forward, then its recomputes.
 
     A saved tensor is known by its number. In the graph the number stands for it; when the backward
-    asks for one, all are rebuilt and wait in `rebuilt` until they are asked for.
+    asks for one, all are rebuilt and wait in `rebuilt` until they are asked for. If activations are
+    kept, `KeptTensor`s stand for them.
     """
 
     __slots__ = (
@@ -77,6 +90,7 @@ class Frame:
         "found",
         "function",
         "keeping",
+        "kept",
         "make_room",
         "name",
         "observer",
@@ -114,8 +128,9 @@ class Frame:
         self.early_stop = early_stop
         self.found = found
         self.keeping = keeping
+        self.kept: list[weakref.ref[KeptTensor]] = []
         self.evictable = False
-        """Whether its kept activations are released one by one, and can be evicted before."""
+        """Whether its kept activations can be evicted before the backward comes to them."""
         self.touched = False
         self.execution_context = ExecutionContext(tensors, preserve_rng=preserve_rng)
         self.saved_arguments: SavedArguments | ArgumentsSavedByGraph | ArgumentsOnHost
@@ -131,19 +146,31 @@ class Frame:
 
     def forward(self, args: Any, kwargs: Any) -> Any:
         cuda_was_up = torch.cuda.is_initialized()
-        with saved_tensors_hooks(self._packer(), self._unpack):
-            out = self.function(*args, **kwargs)
-        self.complete = True
         if self.keeping:
-            self.saved.take(self.rebuilt)
-        if self.observer is not None:
-            kept = self.rebuilt if self.keeping else None
-            self.observer.forward_ends(args, kwargs, out, kept)
+            out = self._keeping_forward(args, kwargs)
+        else:
+            with saved_tensors_hooks(self._packer(), self._unpack):
+                out = self.function(*args, **kwargs)
+            if self.observer is not None:
+                self.observer.forward_ends(args, kwargs, out, None)
+        self.complete = True
         if not cuda_was_up and self.execution_context.generators and torch.cuda.is_initialized():
             raise RuntimeError(
                 f"{self._title}: PyTorch's device state was initialized in the forward pass of a "
                 "checkpoint, so its RNG could not be captured: use the device once before"
             )
+        return out
+
+    def _keeping_forward(self, args: Any, kwargs: Any) -> Any:
+        kept: list[KeptTensor] = []
+        with saved_tensors_hooks(self._keeper(kept), self._unpack_kept):
+            out = self.function(*args, **kwargs)
+        tensors = [each.tensor for each in kept if each.tensor is not None]
+        self.saved.take(tensors)
+        self.kept = [weakref.ref(each) for each in kept]
+        kept.clear()  # the graph holds the hooks, and the hooks this list
+        if self.observer is not None:
+            self.observer.forward_ends(args, kwargs, out, tensors)
         return out
 
     def dry_run(self, out: Any, *, count_operators: bool) -> DryRun:
@@ -185,7 +212,11 @@ class Frame:
     def evict(self) -> None:
         """Drop the activations that were kept: the backward recomputes them."""
         self.keeping = self.evictable = False
-        self.rebuilt.clear()
+        for ref in self.kept:
+            kept = ref()
+            if kept is not None:
+                kept.tensor = None
+        self.kept = []
 
     def move_arguments(
         self, movable: Sequence[torch.Tensor], host: HostMemory
@@ -210,8 +241,6 @@ class Frame:
         self.saved_arguments = SavedArguments((), {}, [])
 
     def _packer(self) -> Callable[[torch.Tensor], int]:
-        if self.keeping:
-            return self._keeper()
         saved, observer = self.saved, self.observer
         shapes, dtypes, devices = saved.shapes, saved.dtypes, saved.devices
 
@@ -228,26 +257,37 @@ class Frame:
 
         return pack if observer is None else pack_and_look
 
-    def _keeper(self) -> Callable[[torch.Tensor], int]:
+    def _keeper(self, kept: list[KeptTensor]) -> Callable[[torch.Tensor], KeptTensor]:
         """What sees the tensors that a forward saves whose activations are kept.
 
         It runs for each of them, so whatever can wait until the forward is over does.
         """
-        kept, versions, observer = self.rebuilt, self.versions, self.observer
+        observer = self.observer
 
-        def keep(tensor: torch.Tensor) -> int:
+        def keep(tensor: torch.Tensor) -> KeptTensor:
             index = len(kept)
-            kept.append(tensor.detach())
-            versions.append(version_of(tensor))
+            # Detached: an output would hold the node that saves it.
+            stands_for = KeptTensor(tensor.detach(), index)
+            kept.append(stands_for)
             if observer is not None and is_parameter(tensor):
                 observer.parameters.add(index)
-            return index
+            return stands_for
 
         return keep
 
+    def _unpack_kept(self, kept: KeptTensor) -> torch.Tensor:
+        tensor = kept.tensor
+        if tensor is None:
+            return self._unpack(kept.index)
+        if tensor._version != kept.version:
+            self._raise_changed(tensor)
+        if not self.touched:
+            self.touched = True
+            if self.observer is not None:
+                self.observer.listener.before_use(self.observer.run)
+        return tensor
+
     def _unpack(self, index: int) -> torch.Tensor:
-        if self.keeping:
-            return self._kept(index)
         run = _exec_group()
         if run is None:
             run = task_id()
@@ -266,27 +306,6 @@ class Frame:
         elif self.observer is not None:
             self.observer.hold_until_used(tensor)
         return tensor
-
-    def _kept(self, index: int) -> torch.Tensor:
-        """A tensor that was kept. It is released with this, unless the graph stays."""
-        tensor = self.rebuilt[index]
-        if tensor is None:  # read twice in one backward
-            return self._unpack_after_release(index)
-        if version_of(tensor) != self.versions[index]:
-            self._raise_changed(tensor)
-        if not self.touched:
-            self.touched = True
-            if self.observer is not None:
-                self.observer.listener.before_use(self.observer.run)
-        if self.evictable and not keeps_graph():
-            self.rebuilt[index] = None
-            if self.observer is not None:
-                self.observer.hold_until_used(tensor)
-        return tensor
-
-    def _unpack_after_release(self, index: int) -> torch.Tensor:
-        self.evict()
-        return self._unpack(index)
 
     def _forget_rebuilt(self) -> None:
         self.rebuilt.clear()
@@ -446,9 +465,9 @@ def hide_from_compiler() -> None:
 
     plain, keeping = Frame(_as_it_is, (), {}), Frame(_as_it_is, (), {}, keeping=True)
     observed = Frame(_as_it_is, (), {}, listener=Listener())
-    hooks = (plain._packer(), observed._packer(), keeping._packer(), plain._repacker())
+    hooks = (plain._packer(), observed._packer(), keeping._keeper([]), plain._repacker())
     own = (plain._looker_up(), storage_of, local_tensor, version_of, is_parameter)
-    methods = (FrameObserver.saves, SavedKinds.compare, DryRunRecorder.pack, DryRunRecorder.unpack)
+    methods = (KeptTensor.__init__, FrameObserver.saves, SavedKinds.compare, DryRunRecorder.pack, DryRunRecorder.unpack)
     for function in (*hooks, *own, *methods):
         skip_code(function.__code__)
 
