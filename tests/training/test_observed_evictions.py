@@ -46,9 +46,9 @@ class Observed:
         self._evictor = EvictsAt(self._meter, 0, 0, self.collector)
         self._evictor.moment = self._moment
         self._evictor.follow(None, {})
-        self.collector.look = self._evictor.look
 
     def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
+        self._evictor.run_begins((block, 0))
         number = self.collector.run_begins((block, 0), args, kwargs, keep=True)
         after = self._head if block == BLOCKS - 1 else None
         return Directive(Option.KEEP, number, self.collector, self._evictor, after=after)

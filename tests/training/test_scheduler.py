@@ -92,7 +92,7 @@ def knowing(*, allocates: bool = False) -> Scheduler:
 
 
 def decided(scheduler: Scheduler, bare: Bare, length: int, in_use: int = 0) -> Decision:
-    return scheduler.decide(bare, size_of(length), reading(in_use))
+    return scheduler.decide(bare, size_of(length), reading(in_use), may_evict=True)
 
 
 def predicted(scheduler: Scheduler, length: int) -> Profile:

@@ -20,7 +20,7 @@ from mimose.costs.timeline import (
     extra_nanoseconds,
     levels,
     peak,
-    peaks_to_come,
+    rises,
     transfers_of,
 )
 from mimose.costs.transfers import Schedule, Transfer
@@ -50,6 +50,6 @@ __all__ = [
     "in_one_order",
     "levels",
     "peak",
-    "peaks_to_come",
+    "rises",
     "transfers_of",
 ]

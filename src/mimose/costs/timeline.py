@@ -185,15 +185,24 @@ def levels(profile: Profile, choices: Sequence[Option]) -> tuple[list[int], int,
     return forward, last + moments.held_in_head[0], backward
 
 
-def peaks_to_come(profile: Profile, choices: Sequence[Option]) -> tuple[list[int], int, list[int]]:
-    """The highest of all moments still to come: from each run's forward on, from the head on, and
-    from each run's backward on."""
+def rises(profile: Profile, choices: Sequence[Option]) -> tuple[list[int], int, list[int]]:
+    """How far memory rises above each of these levels until it comes to the next one."""
     moments = Moments(profile, costs_of(profile, choices))
-    highest = profile.tail
-    backward = [highest := max(highest, moment) for moment in moments.backwards]
-    highest = head = max(highest, *moments.heads)
-    forward = [highest := max(highest, moment) for moment in reversed(moments.forwards)]
-    return forward[::-1], head, backward
+    starts, at_head, entries = levels(profile, choices)
+    if not profile.runs:
+        return [], max(moments.heads), []
+    between = [
+        start + run.between_blocks_peak for start, run in zip(starts, profile.runs, strict=True)
+    ]
+    forward = [
+        max(highest, after) - start
+        for highest, after, start in zip(
+            moments.forwards, [*between[1:], at_head], starts, strict=True
+        )
+    ]
+    backwards = [max(moments.backwards[0], profile.tail), *moments.backwards[1:]]
+    backward = [highest - entry for highest, entry in zip(backwards, entries, strict=True)]
+    return forward, max(moments.heads) - at_head, backward
 
 
 def extra_nanoseconds(profile: Profile, choices: Sequence[Option]) -> int:

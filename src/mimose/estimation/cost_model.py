@@ -27,6 +27,8 @@ from mimose.estimation.reliability import Reliability
 _ENOUGH = 12
 """Observations after which sizes that cannot be predicted are no longer observed for their own
 sake, if a larger one bounds them."""
+_PLANNED_BETWEEN = 7
+"""Planned steps between two that are measured, if memory depends on more than the size."""
 _ALL = 1 << 62
 """Stands for the gradients of all parameters that have none yet."""
 _versions = itertools.count()
@@ -247,14 +249,28 @@ class CostModel:
         estimator = self._estimator_for(size)
         return estimator is not None and not estimator.covers(size)
 
-    def learns_from_any(self, size: InputSize) -> bool:
-        """Whether each measured step of such a size improves predictions.
+    def teaches(self, size: InputSize) -> bool:
+        """Whether measuring a step of such a size improves predictions.
 
         Where observations do not follow the size, more of them do not help: they would only make
-        memory that depends on the size in an odd way seem to depend on something else.
+        memory that depends on the size in an odd way seem to depend on something else. Where it
+        does, some are enough.
         """
         estimator = self._own(size)
-        return estimator is None or not (estimator.unfit or estimator.noisy)
+        if estimator is None:
+            return True
+        if estimator.noisy:
+            return estimator.planned_since >= _PLANNED_BETWEEN
+        return not estimator.unfit
+
+    def uncertainty(self, size: InputSize) -> float:
+        """By how much peaks have exceeded what was predicted of them lately, as a share.
+
+        Where memory depends on more than the size, predictions are the upper end already.
+        """
+        estimator = self._own(size)
+        noisy = estimator is not None and estimator.noisy
+        return 0.0 if noisy else self.reliability.uncertainty
 
     def curious(self, size: InputSize) -> bool:
         """Whether observing a step of this size teaches anything."""
@@ -277,7 +293,10 @@ class CostModel:
 
     def note_planned(self, size: InputSize) -> None:
         """A step of this size is planned; of one kind that stands in for the other, a few are."""
-        self._stood_in += self._predict(self._own(size), size) is None
+        own = self._own(size)
+        self._stood_in += self._predict(own, size) is None
+        if own is not None:
+            own.planned_since += 1
 
     def pattern_for(self, size: InputSize) -> Pattern | None:
         """The runs that a step of this size is expected to have."""

@@ -51,6 +51,8 @@ class Estimator:
         self._void_at = 0
         self._confirmed = 0
         self._varies = False
+        self.planned_since = 0
+        """Steps that were planned since the last observation."""
         self._predictions: dict[InputSize, Prediction | None] = {}
 
     def __len__(self) -> int:
@@ -74,7 +76,7 @@ class Estimator:
     @property
     def noisy(self) -> bool:
         """Whether memory depends on more than the size."""
-        return self._varies or (self.unfit and len(self) >= _ENOUGH)
+        return self._varies or (self.unfit and self.observed >= _ENOUGH)
 
     @property
     def unfit(self) -> bool:
@@ -112,6 +114,7 @@ class Estimator:
             self._drop_one()
         self._changed()
         self.version += 1
+        self.planned_since = 0
         return void
 
     def forget(self) -> None:
@@ -153,10 +156,11 @@ class Estimator:
             return Prediction(seen.profile, State.LEARNING, _GUESSED)
         if seen is not None and not (noisy and fit is not None):
             return Prediction(seen.profile)
-        profile = None if fit is None else fit.predict(size, upper_end=noisy)
+        scattered = noisy or self.unfit
+        profile = None if fit is None else fit.predict(size, upper_end=scattered)
         if profile is None or fit is None:
             return None
-        if noisy:
+        if scattered:
             return Prediction(profile, State.SUSPECT)
         if not fit.fair_at(size):
             return Prediction(profile, State.LEARNING, fit.shortfall)
@@ -205,7 +209,8 @@ class Estimator:
     def _contradicts(self, observation: StepObservation) -> bool:
         """Whether a step was so far from its prediction that nothing older counts."""
         size = observation.size
-        known = size in self._seen or (self._fit is not None and self._fit.inside(size))
+        fit = self._fit
+        known = size in self._seen or (fit is not None and fit.fair and fit.inside(size))
         expected = self.predict(size) if known else None
         if expected is None:
             return False

@@ -35,6 +35,9 @@ class Listener:
     on the thread that runs it.
     """
 
+    measures = True
+    """Whether it is told of everything; else only of what comes before use and recompute."""
+
     def forward_ends(self, run: int, end: ForwardEnd) -> None:
         """The forward of a block that can be recomputed is done."""
 

@@ -91,10 +91,12 @@ class Frame:
         "function",
         "keeping",
         "kept",
+        "listener",
         "make_room",
         "name",
         "observer",
         "rebuilt",
+        "run",
         "run_id",
         "saved",
         "saved_arguments",
@@ -121,7 +123,9 @@ class Frame:
         tensors = argument_tensors(args, kwargs)
         self.function = function
         self.name = name
-        self.observer = None if listener is None else FrameObserver(listener, run)
+        self.listener, self.run = listener, run
+        measured = listener is not None and listener.measures
+        self.observer = FrameObserver(listener, run) if measured and listener else None
         self.make_room = make_room
         """Frees memory of other runs when a recompute runs out of it; whether any came free."""
         self.check = check
@@ -283,8 +287,8 @@ class Frame:
             self._raise_changed(tensor)
         if not self.touched:
             self.touched = True
-            if self.observer is not None:
-                self.observer.listener.before_use(self.observer.run)
+            if self.listener is not None:
+                self.listener.before_use(self.run)
         return tensor
 
     def _unpack(self, index: int) -> torch.Tensor:
@@ -346,13 +350,11 @@ class Frame:
     def _rebuild(self) -> None:
         self.rebuilt.clear()
         self.versions = []
-        observer = self.observer
-        if observer is None:
-            self._replay(self._repacker(), self._looker_up())
-        else:
-            observer.listener.before_recompute(observer.run)
-            self._replay(self._repacker(), self._looker_up())
-            observer.listener.after_recompute(observer.run)
+        if self.listener is not None:
+            self.listener.before_recompute(self.run)
+        self._replay(self._repacker(), self._looker_up())
+        if self.listener is not None:
+            self.listener.after_recompute(self.run)
         if len(self.rebuilt) < len(self.saved):
             self._fail(
                 "A different number of tensors was saved during the original forward and "
@@ -467,7 +469,13 @@ def hide_from_compiler() -> None:
     observed = Frame(_as_it_is, (), {}, listener=Listener())
     hooks = (plain._packer(), observed._packer(), keeping._keeper([]), plain._repacker())
     own = (plain._looker_up(), storage_of, local_tensor, version_of, is_parameter)
-    methods = (KeptTensor.__init__, FrameObserver.saves, SavedKinds.compare, DryRunRecorder.pack, DryRunRecorder.unpack)
+    methods = (
+        KeptTensor.__init__,
+        FrameObserver.saves,
+        SavedKinds.compare,
+        DryRunRecorder.pack,
+        DryRunRecorder.unpack,
+    )
     for function in (*hooks, *own, *methods):
         skip_code(function.__code__)
 

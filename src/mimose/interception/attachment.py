@@ -67,7 +67,7 @@ class BlockInterceptor(TriedInterceptor):
         if directive is KEEP:  # as most calls are, in most steps
             return self.plain(args, kwargs)
         out = self._run(directive, args, kwargs, may_fail=not bound)
-        if directive.listener is not None:
+        if directive.listener is not None and directive.listener.measures:
             watch_backward(directive.listener, directive.run, (args, kwargs), out)
         if directive.after is not None:
             directive.after((args, kwargs), out)

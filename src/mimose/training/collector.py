@@ -115,10 +115,6 @@ class Collector(Listener):
         """How much more was in use when the last run began than at the step's start."""
         return self._runs[-1].start_in_use - self._base if self._runs else 0
 
-    def run_of(self, number: int) -> Run:
-        """The block and the call that have this number."""
-        return self._runs[number].run
-
     def _settle_dropped(self) -> None:
         """What kept runs hold of outputs that the model has dropped by now."""
         for run in self._runs:

@@ -27,6 +27,8 @@ class PlanKey(NamedTuple):
     strictness: int
     beside_bytes: int = 0
     """What steps of other handles take meanwhile."""
+    may_evict: bool = False
+    """Whether kept activations can be dropped if memory runs short."""
     link: int = 0
     """What is known of the link to the host, as a number that changes with it."""
     done: tuple[Option, ...] = ()
@@ -43,7 +45,9 @@ class Decision:
     new: bool = False
     """Whether the plan was made for this step."""
     observed: bool = False
-    """Whether the step is measured, to learn from it."""
+    """Whether the step is run so as to learn from it."""
+    measured: bool = False
+    """Whether a collector sees what its runs cost, observed or not."""
     evictable: bool = False
     """Whether kept activations may be dropped if memory runs short."""
 
@@ -83,7 +87,7 @@ class Decision:
 
 _NOTHING_KNOWN = CachedPlan(NO_PLAN, {}, state=State.UNKNOWN)
 
-UNKNOWN = Decision(_NOTHING_KNOWN, observed=True)
+UNKNOWN = Decision(_NOTHING_KNOWN, observed=True, measured=True)
 """Nothing is known: every run is recomputed, and measured."""
 EVERYTHING_RECOMPUTED = Decision(_NOTHING_KNOWN)
 """After a failure: every run is recomputed, and nothing is measured."""

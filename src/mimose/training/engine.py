@@ -338,7 +338,15 @@ class Engine:
         broken = last if last is not None and not last.over else None
         beside = self._overlap.beside_bytes(around, reading.in_use)
         previous = self._previous_outputs.expected_freed_bytes()
-        decision = self.scheduler.decide(self.setting, size, reading, previous, broken, beside)
+        decision = self.scheduler.decide(
+            self.setting,
+            size,
+            reading,
+            previous,
+            broken,
+            beside,
+            may_evict=self._can_measure_kept(()),
+        )
         if around and not all(map(predicts, around)):
             decision = decision.keeping_nothing()  # what is around it is being measured
         if decision.observed and not self._can_measure_kept(around):
@@ -380,14 +388,13 @@ class Engine:
             decision = decision.seen_by_all()
         collector = evictor = None
         start = reading
-        if decision.observed or decision.evictable:
+        if decision.measured:
             collector = self._collector_for(whole)
             setting.meter.reset_peak()
-            if decision.evictable and self._can_measure_kept(()):
-                evictor = StepEvictor(
-                    setting.meter, reading.in_use, decision.available_bytes, collector
-                )
-                collector.look = evictor.look
+        if decision.evictable:
+            evictor = StepEvictor(
+                setting.meter, reading.in_use, decision.available_bytes, collector
+            )
         if collector is None:
             setting.history.make_room(reading.in_use + decision.cached.plan.peak_bytes, reading)
             start = setting.history.start_planned_step(reading)

@@ -1,11 +1,11 @@
 """Evict instead of fail: drop kept activations when a step takes more memory than predicted.
 
 In steps whose prediction is not trusted, kept blocks hold their activations in frames of ours.
-Before each block's forward, before the head, and when the backward comes to each block, memory in
-use is compared with the timeline. If it is so far ahead that the rest of the step would not fit,
-kept activations are dropped, those first that cost the least time for each byte that comes free;
-their blocks are recomputed in the backward. The idea is DTR's, at the level of blocks, and as a net
-under the plan.
+Before each block's forward, before the head, and when the backward comes to each block, memory is
+read. If what is to come until the next look would not fit, kept activations are dropped, those
+first that cost the least time for each byte that comes free; their blocks are recomputed in the
+backward. Later is as cheap as sooner, and by then more is known. The idea is DTR's, at the level of
+blocks, and as a net under the plan.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mimose.costs import Option, Profile, Run, levels, peaks_to_come
-from mimose.execution import Frame
+from mimose.costs import Option, Profile, Run, levels, rises
+from mimose.execution import Frame, Listener
 from mimose.memory import Meter
 from mimose.training.collector import Collector
+
+_ALIKE = 0.02
+"""The difference, as a share, up to which runs that save so much are alike."""
 
 
 @dataclass(slots=True)
@@ -34,20 +37,70 @@ class _Held:
         return frame is not None and frame.can_be_evicted
 
 
-class StepEvictor:
-    """Evicts kept activations of one step."""
+class _Growth:
+    """How much of what was predicted of them the forwards of runs have really taken.
+
+    Predictions that are not trusted tend to be too high. What a run takes in its backward goes with
+    what it took in its forward, and what a run takes that is like the one before, with that.
+    """
+
+    def __init__(self) -> None:
+        self._saved: list[int] = []
+        self._levels: list[int] = []
+        self._shares: dict[int, float] = {}
+        self._last: tuple[int, int] | None = None
+        self.came_free = 0
+        """What was evicted so far."""
+
+    def expect(self, profile: Profile, choices: list[Option]) -> None:
+        """What is predicted from now on."""
+        starts, at_head, _ = levels(profile, choices)
+        self._levels = [*starts, at_head]
+        self._saved = [run.saved for run in profile.runs]
+
+    def comes_to(self, position: int, in_use_bytes: int) -> None:
+        """The run at this position begins; after the last one, the head."""
+        now = in_use_bytes + self.came_free
+        if self._last is not None and self._last[0] == position - 1:
+            expected = self._levels[position] - self._levels[position - 1]
+            if expected > 0:
+                share = (now - self._last[1]) / expected
+                self._shares[position - 1] = min(1.0, max(0.0, share))
+        self._last = position, now
+
+    def share_of(self, position: int) -> float:
+        """The share of its predicted rise that a run which has run takes in its backward."""
+        return self._shares.get(position, 1.0)
+
+    def share_before(self, position: int) -> float:
+        """The share that a run takes in its forward: that of the run before, if they are alike."""
+        before, own = self._saved[position - 1], self._saved[position]
+        return self.share_of(position - 1) if abs(own - before) <= _ALIKE * own else 1.0
+
+
+class StepEvictor(Listener):
+    """Evicts kept activations of one step.
+
+    It looks when the collector says so; if the step is not measured, it listens to blocks itself.
+    """
+
+    measures = False
 
     def __init__(
         self,
         meter: Meter,
         base_bytes: int,
         available_bytes: int,
-        collector: Collector,
+        collector: Collector | None,
     ) -> None:
         self._meter = meter
         self._base = base_bytes
         self._available = available_bytes
         self._collector = collector
+        if collector is not None:
+            collector.look = self.look
+        self._runs: list[Run] = []
+        self._growth = _Growth()
         self._held: list[_Held] = []
         self._profile: Profile | None = None
         self._choices: dict[Run, Option] = {}
@@ -58,18 +111,41 @@ class StepEvictor:
         self._profile, self._choices = profile, dict(choices)
         self._choices.update(dict.fromkeys(self.evicted & choices.keys(), Option.RECOMPUTE))
         self._positions = {run: k for k, run in enumerate(choices)}
+        if profile is not None:
+            self._growth.expect(profile, list(self._choices.values()))
         self._expect()
 
     def _expect(self) -> None:
         if self._profile is not None:
             choices = list(self._choices.values())
-            forward, self._level_at_head, backward = levels(self._profile, choices)
-            rest, self._peak_from_head, last = peaks_to_come(self._profile, choices)
-            self._of_runs = (forward, rest), (backward, last)
+            self._forward, self._head, self._backward = rises(self._profile, choices)
 
     def _position(self, run: int) -> int | None:
         """Where in the plan the run of this number is."""
-        return self._positions.get(self._collector.run_of(run))
+        return self._positions.get(self._runs[run])
+
+    def run_begins(self, run: Run) -> int:
+        """A block's forward is about to start; the number of this run."""
+        self._runs.append(run)
+        number = len(self._runs) - 1
+        if self._collector is None:
+            self._look_now("forward", number)
+        return number
+
+    def before_head(self) -> None:
+        """The last run that the plan knows has returned."""
+        if self._collector is None:
+            self._look_now("head", -1)
+
+    def before_use(self, run: int) -> None:
+        self._look_now("backward", run)
+
+    def before_recompute(self, run: int) -> None:
+        self._look_now("backward", run)
+
+    def _look_now(self, where: str, run: int) -> None:
+        if self._held:
+            self.look(where, run, self._meter.read().in_use)
 
     def hold(self, run: int, frame: Frame) -> None:
         at = self._position(run)
@@ -78,22 +154,23 @@ class StepEvictor:
         self._held.append(_Held(run, weakref.ref(frame), price))
 
     def look(self, where: str, run: int, in_use_bytes: int) -> bool:
-        """Compare memory in use with the timeline; evict if the rest of the step would not fit.
-
-        Returns whether anything was evicted.
-        """
+        """Evict if what is to come until the next look would not fit; whether anything was."""
         if self._profile is None or not self._held:
             return False
         if where == "head":
-            level, to_come = self._level_at_head, self._peak_from_head
+            self._growth.comes_to(len(self._forward), in_use_bytes)
+            rise = self._head
         else:
-            at, phase = self._position(run), 0 if where == "forward" else -1
+            at = self._position(run)
             if at is None:
                 return False
-            level, to_come = self._of_runs[phase][0][at], self._of_runs[phase][1][at]
-        ahead = in_use_bytes - self._base - level
-        short = to_come + ahead - self._available
-        return ahead > 0 and short > 0 and self._evict(short) > 0
+            if where == "forward":
+                self._growth.comes_to(at, in_use_bytes)
+                rise = round(self._forward[at] * self._growth.share_before(at))
+            else:
+                rise = round(self._backward[at] * self._growth.share_of(at))
+        short = in_use_bytes + rise - self._base - self._available
+        return short > 0 and self._evict(short) > 0
 
     def make_room(self) -> bool:
         """Memory ran out: evict everything that can be."""
@@ -112,14 +189,16 @@ class StepEvictor:
             frame.evict()
             came_free = before - self._meter.read().in_use
             freed += came_free
+            self._growth.came_free += came_free
             self._note_evicted(held.run, came_free)
         self._held = [held for held in self._held if held.can_be_evicted]
         self._expect()
         return freed
 
     def _note_evicted(self, run: int, freed_bytes: int) -> None:
-        key = self._collector.run_of(run)
+        key = self._runs[run]
         self.evicted.add(key)
         if key in self._choices:
             self._choices[key] = Option.RECOMPUTE
-        self._collector.evicted(run, freed_bytes)
+        if self._collector is not None:
+            self._collector.evicted(run, freed_bytes)

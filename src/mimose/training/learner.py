@@ -94,8 +94,7 @@ class Learner:
         cost_model.unused.update(collector.unused)
         if collector.gradients_allocated is not None:
             cost_model.note_gradients(*collector.gradients_allocated, allocates=gradients.most)
-        measured = step.evictor is not None and step.nesting.alone
-        teaches = measured and cost_model.learns_from_any(step.expected)
+        teaches = step.evictor is not None and step.nesting.alone
         # A step that took more than the upper end of what was measured tells something in any case.
         if step.observed or teaches or readings.peak > step.predicted_peak:
             self._pending.add(step)

@@ -19,7 +19,7 @@ from mimose.costs import (
     StepConditions,
     StepObservation,
 )
-from mimose.estimation import CostModel, CostModels, Prediction, Surprise
+from mimose.estimation import CostModel, CostModels, Prediction, State, Surprise
 from mimose.memory import Reading
 from mimose.planning import CachedPlan, KeepAll, Optimal, Plan, PlanCache, Planner, strictest
 from mimose.training.decision import EVERYTHING_RECOMPUTED, UNKNOWN, Decision, PlanKey
@@ -82,12 +82,14 @@ class Scheduler:
         previous_bytes: int = 0,
         broken: Step | None = None,
         beside_bytes: int = 0,
+        *,
+        may_evict: bool = False,
     ) -> Decision:
         """How a step of this size runs.
 
         `previous_bytes` of the previous step's outputs are alive now and gone in the backward.
         `broken` is the last step, if it never came to its end. Steps of other handles rise by
-        `beside_bytes` while this one is open.
+        `beside_bytes` while this one is open. Kept activations can be dropped if it `may_evict`.
         """
         self._note_failures(setting, reading, broken)
         missing = self.turn_to_coming_step(setting)
@@ -96,6 +98,7 @@ class Scheduler:
         if calm and cost_model.reliability.suspects(size):
             return self._unknown()
         key = self._key(setting, size, reading, missing, previous_bytes, beside_bytes)
+        key = key._replace(may_evict=may_evict)
         cached, new = self.cache.get(key), False
         if cached is None:
             cached, new = self._new(setting, key), True
@@ -104,13 +107,15 @@ class Scheduler:
         trusted = cached.trusted
         # A larger size's costs are not this one's, but what fits by them does fit.
         safe = trusted or (not cached.exact and cached.plan.fits)
+        observed = calm and not trusted and cost_model.curious(size)
         decision = Decision(
             cached,
             key.available_bytes,
             key,
             new,
-            observed=calm and not trusted and cost_model.curious(size),
-            evictable=not safe,
+            observed=observed,
+            measured=observed or not (safe or (may_evict and not cost_model.teaches(size))),
+            evictable=may_evict and not safe,
         )
         if decision.observed:
             return _with_one_recomputed_of_each_kind(decision)
@@ -125,7 +130,7 @@ class Scheduler:
         previous_bytes: int,
         beside_bytes: int,
     ) -> PlanKey:
-        available, least = self._available(setting, reading, previous_bytes)
+        available, least = self._available(setting, size, reading, previous_bytes)
         cost_model = self.cost_model
         return PlanKey(
             size,
@@ -137,11 +142,11 @@ class Scheduler:
             cost_model.version,
             self.strictness,
             setting.bracket(beside_bytes)[1] if beside_bytes else 0,
-            setting.host.version,
+            link=setting.host.version,
         )
 
     def _available(
-        self, setting: Setting, reading: Reading, previous_bytes: int
+        self, setting: Setting, size: InputSize, reading: Reading, previous_bytes: int
     ) -> tuple[int, int]:
         """What the step may rise by, and how much of the previous outputs its backward gives back.
 
@@ -149,7 +154,7 @@ class Scheduler:
         back.
         """
         available = setting.available(reading.in_use)
-        available = int(available / (1 + self.cost_model.reliability.uncertainty))
+        available = int(available / (1 + self.cost_model.uncertainty(size)))
         if not previous_bytes:
             return setting.rounded(available), 0
         least, most = setting.bracket(previous_bytes)
@@ -170,6 +175,9 @@ class Scheduler:
         if pattern is None or prediction is None:
             return None
         profile = _as_run(prediction).in_step(self._conditions(setting, pattern, key))
+        if self._leaves_it_to_eviction(key, prediction, profile):
+            plan = KeepAll().plan(profile, key.available_bytes)
+            return self._ready(setting, plan, pattern, profile, key, prediction)
         if self._may_use_host(setting, key, profile):
             profile = setting.host.connected(profile, trusted=prediction.trusted)
             key = key._replace(link=setting.host.version)  # the first to ask has measured it
@@ -177,6 +185,15 @@ class Scheduler:
         if not setting.host.has(plan.host_bytes):
             profile, plan = self._meanwhile(setting, plan, profile, key, prediction)
         return self._ready(setting, plan, pattern, profile, key, prediction)
+
+    def _leaves_it_to_eviction(
+        self, key: PlanKey, prediction: Prediction, profile: Profile
+    ) -> bool:
+        """Whether everything is kept until memory runs short: where memory depends on more than
+        the size, what a batch takes shows while it runs, and evicting costs what planning would."""
+        if not key.may_evict or prediction.state is not State.SUSPECT:
+            return False
+        return self.strictness == AS_PLANNED and strictest(profile, key.available_bytes).fits
 
     def _meanwhile(
         self, setting: Setting, wanted: Plan, profile: Profile, key: PlanKey, prediction: Prediction

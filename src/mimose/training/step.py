@@ -109,16 +109,18 @@ class Step:
             if mover is not None and not self.has_plan:
                 option = Option.RECOMPUTE_FROM_HOST
             after = _both(self._transfers.watch(run), after)
-        collector = self.collector
-        if collector is None:
+        collector, evictor = self.collector, self.evictor
+        if collector is None and evictor is None:
             if after is None and not guarded:
                 if option is Option.KEEP:
                     return KEEP
                 if option is Option.RECOMPUTE:
                     return RECOMPUTE
             return Directive(option, guarded=guarded, after=after, mover=mover)
-        number = collector.run_begins(run, args, kwargs, keep=option is Option.KEEP)
-        return Directive(option, number, collector, self.evictor, guarded, after, mover)
+        number = -1 if evictor is None else evictor.run_begins(run)
+        if collector is not None:
+            number = collector.run_begins(run, args, kwargs, keep=option is Option.KEEP)
+        return Directive(option, number, collector or evictor, evictor, guarded, after, mover)
 
     def _unknown(self, run: Run, after: _After | None) -> tuple[Option, _After | None]:
         """The plan does not know this run: it is recomputed."""
@@ -162,8 +164,10 @@ class Step:
         """The last run that the plan knows has returned."""
         if self._transfers is not None:
             self._transfers.after_last_forward()
-        if self.evictor is not None and self.collector is not None:
-            self.collector.before_head()
+        if self.evictor is not None:
+            if self.collector is not None:
+                self.collector.before_head()
+            self.evictor.before_head()
         for call in self.after_forward:
             call()
 
@@ -286,7 +290,7 @@ class Step:
         if not evicted:
             return self.plan
         choices = {**self._choices, **dict.fromkeys(evicted, Option.RECOMPUTE)}
-        return replace(self.plan, choices=tuple(choices.values()))
+        return self.decision.with_choices(choices).cached.plan
 
     @property
     def kept_anything(self) -> bool:
@@ -300,8 +304,14 @@ class Step:
 
     @property
     def own_peak(self) -> int:
-        """The predicted peak of the whole process, if no other handle's step keeps anything."""
-        return self.start.in_use + self.plan.peak_bytes
+        """The predicted peak of the whole process, if no other handle's step keeps anything.
+
+        What could be evicted is, rather than exceed what is available.
+        """
+        rise = self.plan.peak_bytes
+        if self.evictor is not None:
+            rise = min(rise, self.decision.available_bytes)
+        return self.start.in_use + rise
 
     @property
     def predicted_peak(self) -> int:
