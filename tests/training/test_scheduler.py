@@ -13,7 +13,7 @@ from mimose.costs.input_size import InputSize
 from mimose.costs.observations import StepObservation
 from mimose.costs.options import Option
 from mimose.costs.run_cost import RunCost
-from mimose.costs.timeline import Profile
+from mimose.costs.timeline import Profile, peak
 from mimose.memory.meters import CpuMeter, Reading
 from mimose.memory.reserve import Reserve
 from mimose.planning.plan import Plan
@@ -22,7 +22,7 @@ from mimose.tensors.gradients import Gradients
 from mimose.training.allocator_history import AllocatorHistory
 from mimose.training.decision import Decision
 from mimose.training.host_use import HostUse
-from mimose.training.scheduler import EVERYTHING, Scheduler
+from mimose.training.scheduler import EVERYTHING, STRICTER, Scheduler
 from mimose.training.setting import Setting
 from mimose.training.step import Step
 
@@ -369,3 +369,64 @@ def test_other_choices_are_those_of_the_plan_that_is_made_of_them(bare: Bare) ->
     other = decision.with_choices(everything).cached
     assert other.plan.choices[-1] is Option.KEEP
     assert tuple(other.choices.values()) == other.plan.choices
+
+
+def varying(length: int, share: float) -> StepObservation:
+    """A step whose blocks take some share of what such a length may take."""
+    full = seen(length)
+    runs = tuple(
+        run._replace(
+            forward_peak=int(run.forward_peak * share),
+            saved=int(run.saved * share),
+            recompute_peak=int(run.recompute_peak * share),
+        )
+        for run in full.runs
+    )
+    return replace(full, profile=replace(full.profile, runs=runs))
+
+
+def knowing_that_it_varies() -> Scheduler:
+    scheduler, shares = Scheduler(Optimal()), (1.0, 0.3, 0.6)
+    for number, length in enumerate(range(100, 300, 15)):
+        scheduler.learn(varying(length, shares[number % 3]))
+    return scheduler
+
+
+def test_where_memory_varies_everything_is_kept_until_memory_runs_short(bare: Bare) -> None:
+    scheduler = knowing_that_it_varies()
+    decision = decided(scheduler, bare, 250)
+    assert decision.cached.plan.keeps_all
+    assert not decision.cached.plan.fits
+    assert decision.evictable
+    assert not decision.trusted
+
+
+def test_where_memory_varies_and_nothing_can_be_evicted_plans_fit_the_upper_end(bare: Bare) -> None:
+    scheduler = knowing_that_it_varies()
+    decision = scheduler.decide(bare, size_of(250), reading(0), may_evict=False)
+    assert not decision.evictable
+    assert decision.measured  # what it takes raises the upper end
+    assert decision.cached.plan.fits
+    assert peak(seen(250).profile, decision.cached.plan.choices) <= decision.available_bytes
+
+
+def test_where_memory_varies_a_plan_that_cannot_fit_is_not_left_to_eviction(bare: Bare) -> None:
+    scheduler = knowing_that_it_varies()
+    assert not decided(scheduler, bare, 250, in_use=BUDGET).cached.plan.kept
+
+
+def test_where_memory_varies_every_eighth_step_is_measured(bare: Bare) -> None:
+    scheduler, measured = knowing_that_it_varies(), list[bool]()
+    for _ in range(24):
+        decision = decided(scheduler, bare, 250)
+        measured.append(decision.measured)
+        scheduler.step_over(step_of(scheduler, decision, 250), None, BUDGET)
+        if decision.measured:
+            scheduler.learn(varying(250, 0.5))
+    assert [k for k, seen in enumerate(measured) if seen] == [7, 15, 23]
+
+
+def test_after_a_failure_what_varies_is_planned_by_the_upper_end(bare: Bare) -> None:
+    scheduler = knowing_that_it_varies()
+    scheduler.strictness = STRICTER
+    assert not decided(scheduler, bare, 250).cached.plan.keeps_all

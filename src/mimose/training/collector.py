@@ -259,24 +259,25 @@ class Collector(Listener):
             gone = self._previous_outputs.freed_bytes() + self.gradients.backward_begins()
             levels.previous = gone
             levels.head_backward = reading.peak - self._base - before + self._away + gone
-        else:
-            self._leave(reading)
+        mark = self._clock.mark()
+        if self._latest is not None:
+            self._leave(reading, mark)
         gradients = seen.backward.gradients = self.gradients.so_far()
         level = reading.in_use - self._others + levels.previous - gradients
         # Its own outputs that it saves are gone by now in a step in which it is recomputed.
         seen.backward.entry = level - (seen.saved - seen.held if seen.kept else 0)
         self._latest = seen
-        seen.backward.begun = self._clock.mark()
+        seen.backward.begun = mark
         return reading
 
-    def _leave(self, reading: Reading) -> None:
-        """The backward has left the run that it was in."""
+    def _leave(self, reading: Reading, mark: Any = None) -> None:
+        """The backward has left the run that it was in, at this mark of the clock."""
         latest = self._latest
         if latest is None:
             return
         backward = latest.backward
         backward.peak = max(backward.peak, reading.peak - backward.active_in_use)
-        backward.ended = self._clock.mark()
+        backward.ended = self._clock.mark() if mark is None else mark
         if latest.held and not keeps_graph():
             self.held -= latest.held
             latest.held = 0
@@ -339,9 +340,10 @@ class Collector(Listener):
 
     @property
     def timed(self) -> bool:
-        """Whether all times are known by now."""
+        """Whether all times are known by now. The first run's backward, which comes last, tells
+        that at once while they are not."""
         times = (
-            time(run) for run in self._runs for time in (self._seconds, self._backward_seconds)
+            time(run) for run in self._runs for time in (self._backward_seconds, self._seconds)
         )
         return all(seconds is not None for seconds in times)
 

@@ -236,7 +236,7 @@ class Engine:
         larger = whole is None or not whole <= step.expected
         if step.backward.passes + 1 >= MOST_PASSES:  # what stands for many must be just as expected
             larger = whole != step.expected
-        if self._hooks.agreement.needed:  # no rank may go on otherwise than the others
+        if self._hooks.must_agree:  # no rank may go on otherwise than the others
             larger = self._hooks.agreement.any(larger)
         elif step.has_plan and step.backward.passes + 1 < MOST_PASSES and whole is not None:
             larger &= whole == step.expected or not self._plan_rest(step, whole)
@@ -363,7 +363,7 @@ class Engine:
 
     def _can_measure_kept(self, around: Sequence[Step]) -> bool:
         """Whether blocks may be kept in a step that is observed."""
-        alone = not (around or self._overlap.interrupts or self._hooks.agreement.needed)
+        alone = not (around or self._overlap.interrupts or self._hooks.must_agree)
         habits = self.scheduler.cost_model
         usual = not (habits.any_order or habits.retained)
         return alone and usual and self.options.collector.keeps and not self.options.observe_only
@@ -414,7 +414,7 @@ class Engine:
             evictor=evictor,
             transfers=transfers,
         )
-        in_order = not (cost_model.any_order or self._hooks.agreement.needed)
+        in_order = not (cost_model.any_order or self._hooks.must_agree)
         if in_order and step.has_plan:
             step.calls.expect(decision.cached.choices, may_skip=bool(cost_model.skips))
         step.count_trials(Trials(self._hooks.interceptors[0].tried))

@@ -77,6 +77,11 @@ class ModelHooks:
     def of_several_ranks(self) -> bool:
         return self._several
 
+    @property
+    def must_agree(self) -> bool:
+        """Whether ranks must decide alike, because blocks issue collectives."""
+        return self._several and self.agreement.needed is not None
+
     def rebuilt_blocks(self) -> list[str]:
         """The names of blocks that were exchanged for others since this was last asked."""
         return [] if self._rebuilt is None else self._rebuilt.since_last()
