@@ -5,8 +5,8 @@
 
 `--cases`: an observing run tells the exact profile of every single step, hence the budget that
 plain training exceeds on half of the steps (at least 1.05 times what recomputing everything needs).
-Then mimose trains on the same steps under `enforce=True`, without `handle.retry`, and each step is
-held against the best plan for its own exact profile. Step k has the content of seed k, and the
+Then mimose trains on the same steps under `enforce=True` with `handle.retry`, and each step is held
+against the best plan for its own exact profile. Step k has the content of seed k, and the
 learning rate is 0: routers choose the same in every run.
 `--outlier`: after 500 short batches one ten times as long, which fits only recomputed.
 `--evictable`: what steps cost whose kept activations may be dropped, or that are observed.
@@ -128,7 +128,7 @@ def train(
         handle.subscribe(tally)
         for number in numbers:
             meter.reset_peak()
-            row: dict[str, Any] = {"seconds": trained.step(number, case.loss(number))}
+            row: dict[str, Any] = {"seconds": trained.step(number, case.loss(number), handle.retry)}
             held = max(held, meter.read().peak_held)
             if row["seconds"] is not None and tally.start and tally.record:
                 row["kind"] = kind_of(tally.record)
@@ -140,6 +140,7 @@ def train(
         "lost": [n for n, row in zip(numbers, rows, strict=True) if row["seconds"] is None],
         "evictions": stats.evictions,
         "recoveries": stats.recoveries,
+        "retries": stats.retries,
         "surprises": dict(tally.surprises),
         "kinds": dict(tally.kinds),
         "held_over_budget": held / budget,
@@ -157,6 +158,7 @@ def summary(run: dict[str, Any]) -> dict[str, Any]:
         "lost": len(run["lost"]),
         "evictions": run["evictions"],
         "recoveries": run["recoveries"],
+        "retries": run["retries"],
         "surprises": run["surprises"],
         "kinds": run["kinds"],
         "priced_steps": sum(x is not None for x in rows["recompute_ns"]),

@@ -182,13 +182,15 @@ class Trained:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def step(self, number: int, loss: Loss) -> float | None:
-        """One step in seconds; None if memory ran out."""
+    def step(
+        self, number: int, loss: Loss, run: Callable[..., Any] = lambda step: step()
+    ) -> float | None:
+        """One step in seconds; None if memory ran out. `run` calls its forward and backward."""
         torch.manual_seed(number)
         self.wait()
         began = time.perf_counter()
         try:
-            loss().backward()
+            run(lambda: loss().backward())
             self.optimizer.step()
         except torch.OutOfMemoryError:
             self.optimizer.zero_grad()

@@ -9,6 +9,8 @@ reserve settles, steps are timed. `--floor` looks for the least budget that trai
 what recomputing everything needs, from a first step in which nothing is known. `--mixed` trains
 whole runs on rows of mixed lengths (instruction tuning's, times 16), observing included, under the
 budget that plain training would exceed on half of the steps.
+`--flat` trains on rows of mixed lengths under a budget that the longest fit only with the host's
+help, and looks now and then at what is held.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 SETTLING = 10
 """Steps near the limit after which the reserve has settled, and a few more."""
+MOST_SETTLING = 60
+FLAT = 0.95
+"""The budget of a long run, as a share of what recomputing everything needs at the longest."""
 SHORTEST, LONGEST, TIMES = 512, 32768, 16
 """Of rows of mixed lengths: instruction tuning's lengths, so many times, cut to these."""
 
@@ -96,6 +101,15 @@ class Bench:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
+    def _settle(self, handle: Any) -> None:
+        """Train until the reserve has settled and host memory is no longer being pinned."""
+        pinned = [-1, -1, -1]
+        for number in range(MOST_SETTLING):
+            self.step()
+            pinned.append(handle.stats().host_bytes_held)
+            if number >= SETTLING and len(set(pinned[-3:])) == 1:
+                return
+
     def under(
         self, budget: int, state: dict[str, Any], steps: int, **options: Any
     ) -> dict[str, Any]:
@@ -106,10 +120,11 @@ class Bench:
         handle.load_state_dict(state)
         handle.subscribe(latest)
         times, peaks = [], []
-        for number in range(steps + SETTLING):
+        self._settle(handle)
+        for _ in range(steps):
             seconds = self.step()
             record = latest.record
-            if number >= SETTLING and record is not None and record.plan is not None:
+            if record is not None and record.plan is not None:
                 times.append(seconds)
                 if record.real_peak_bytes and record.predicted_peak_bytes:
                     peaks.append(record.predicted_peak_bytes / record.real_peak_bytes - 1)
@@ -200,6 +215,36 @@ def mixed(bench: Bench, steps: int, rounds: int, seed: int = 0) -> dict[str, Any
     return {"lengths": lengths, "budget": budget, "runs": runs}
 
 
+def flat(bench: Bench, steps: int, seed: int = 0) -> dict[str, Any]:
+    """What is held in a long run: on the device, in host memory, in Python."""
+    _, explanation = bench.known()
+    profile, base, tokens = explanation.profile, explanation.base_bytes, bench.row.shape[1]
+    assert profile is not None
+    recomputed = RecomputeAll().plan(profile, 1 << 62).peak_bytes
+    budget, draw = int((base + FLAT * recomputed) / 0.97), random.Random(seed)
+    looks, lost = list[dict[str, int]](), 0
+    bench.clear()
+    options = VARIANTS["all options"]
+    with mimose.auto_checkpoint(bench.model, budget, enforce=True, **options) as handle:
+        for number in range(steps + 1):
+            if number % max(1, steps // 20) == 0:
+                gc.collect()
+                stats = handle.stats()
+                looks.append(
+                    {
+                        "step": number,
+                        "device_bytes": bench.meter.read().in_use,
+                        "pinned_bytes": stats.host_bytes_held,
+                        "moved_bytes": stats.moved_bytes,
+                        "python_objects": len(gc.get_objects()),
+                    }
+                )
+            lost += bench.step_or_none(draw.randint(tokens // 16, tokens)) is None
+        plans = handle.stats().cache_misses
+    print("flat", "lost", lost, "plans", plans, looks[2], looks[-1], flush=True)
+    return {"steps": steps, "budget": budget, "lost": lost, "plans": plans, "looks": looks}
+
+
 def drawn_lengths(steps: int, seed: int, longest: int) -> list[int]:
     with (LENGTHS / "instruct_cl100k.csv").open() as file:
         rows = [(int(row["length"]), int(row["count"])) for row in csv.DictReader(file)]
@@ -241,6 +286,7 @@ def main() -> None:
     parser.add_argument("--shares", nargs="*", type=float, default=[0.76, 0.5, 0.24])
     parser.add_argument("--floor", nargs="*", type=float, default=[])
     parser.add_argument("--mixed", type=int, default=0, help="steps on rows of mixed lengths")
+    parser.add_argument("--flat", type=int, default=0, help="steps of a long run")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
@@ -261,6 +307,9 @@ def main() -> None:
         save(results, options.out)
     if options.mixed:
         results["mixed"] = mixed(bench, options.mixed, options.rounds)
+        save(results, options.out)
+    if options.flat:
+        results["flat"] = flat(bench, options.flat)
         save(results, options.out)
     if options.floor:
         results["floor"] = floor(bench, options.floor)

@@ -11,7 +11,7 @@ from writing import span, where
 
 def content(result: dict[str, Any]) -> Iterator[str]:
     yield "## Memory that the size does not tell\n"
-    yield f"{where(result)}. `enforce=True`, no `handle.retry`.\n"
+    yield f"{where(result)}. `enforce=True`, with `handle.retry`.\n"
     if "cases" in result:
         yield (
             "Each step is held against the best plan for its own exact profile. In brackets the "

@@ -56,6 +56,7 @@ class Collector(Listener):
     ) -> None:
         self.readings = StepReadings(meter)
         self._clock = clock
+        clock.follow_stream()
         self.gradients = AllocatedGradients(gradients)
         self._previous_outputs = previous
         self._in_use_before = in_use_before
