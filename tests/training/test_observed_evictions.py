@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mimose.costs import InputSize, Option, StepObservation
+from mimose.estimation import Proportions
 from mimose.interception import Attachment, Directive, find_blocks
 from mimose.memory import Clock
 from mimose.memory.meters import CpuMeter
@@ -43,7 +44,7 @@ class Observed:
         previous, clock = PreviousOutputs(), Clock(CPU)
         self._meter.reset_peak()
         self.collector = Collector(self._meter, clock, self._gradients, previous)
-        self._evictor = EvictsAt(self._meter, 0, 0, self.collector)
+        self._evictor = EvictsAt(self._meter, 0, 0, Proportions(), self.collector)
         self._evictor.moment = self._moment
         self._evictor.follow(None, {})
 

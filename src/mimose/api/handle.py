@@ -282,7 +282,7 @@ class Mimose:
         note = self._note(known=explanation.plan is not None)
         if known and size.layout not in known:
             note = note or _other_arguments(size, known[0])
-        return replace(explanation, note=note)
+        return replace(explanation, note=note or explanation.note)
 
     def _note(self, *, known: bool) -> str:
         if not self.attached:

@@ -8,6 +8,7 @@ from mimose.estimation.cost_model import CostModel
 from mimose.estimation.dimensions import Shape
 from mimose.estimation.estimator import Estimator
 from mimose.estimation.prediction import Prediction, State, Surprise
+from mimose.estimation.proportions import Proportions
 from mimose.estimation.regimes import CostModels
 from mimose.estimation.times import with_shared_times
 
@@ -16,6 +17,7 @@ __all__ = [
     "CostModels",
     "Estimator",
     "Prediction",
+    "Proportions",
     "Shape",
     "State",
     "Surprise",

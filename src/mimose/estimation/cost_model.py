@@ -22,6 +22,7 @@ from mimose.estimation.estimator import Estimator
 from mimose.estimation.habit import Habit
 from mimose.estimation.multi_pass import MultiPass
 from mimose.estimation.prediction import Prediction, State, Surprise
+from mimose.estimation.proportions import Proportions
 from mimose.estimation.reliability import Reliability
 
 _ENOUGH = 12
@@ -271,6 +272,11 @@ class CostModel:
         estimator = self._own(size)
         noisy = estimator is not None and estimator.noisy
         return 0.0 if noisy else self.reliability.uncertainty
+
+    def proportions(self, size: InputSize) -> Proportions:
+        """Which quantities of runs have varied together in steps laid out like this one."""
+        estimator = self._estimator_for(size)
+        return Proportions() if estimator is None else estimator.proportions
 
     def curious(self, size: InputSize) -> bool:
         """Whether observing a step of this size teaches anything."""

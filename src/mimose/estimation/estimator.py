@@ -20,6 +20,7 @@ import numpy as np
 from mimose.costs import InputSize, Option, Pattern, Profile, RunCost, StepObservation, peak
 from mimose.estimation.fit import Fit
 from mimose.estimation.prediction import Prediction, State
+from mimose.estimation.proportions import Proportions
 from mimose.estimation.rows import BYTES
 from mimose.estimation.times import with_shared_times
 
@@ -54,6 +55,7 @@ class Estimator:
         self.planned_since = 0
         """Steps that were planned since the last observation."""
         self._predictions: dict[InputSize, Prediction | None] = {}
+        self._proportions: Proportions | None = None
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -134,6 +136,14 @@ class Estimator:
     def _changed(self) -> None:
         self._fit = Fit.of(self.observations) if self._seen else None
         self._predictions.clear()
+        self._proportions = None
+
+    @property
+    def proportions(self) -> Proportions:
+        """Which quantities of its runs have varied together."""
+        if self._proportions is None:
+            self._proportions = Proportions.of(self.observations)
+        return self._proportions
 
     def confirmed(self) -> None:
         """A planned step went as predicted."""

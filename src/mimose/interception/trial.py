@@ -213,17 +213,18 @@ class TriedInterceptor(JudgedInterceptor):
         kwargs: Any,
         **options: Any,
     ) -> Frame:
-        evictor = directive.evictor
+        evictor, listener = directive.evictor, directive.listener
+        measured = listener is not None and listener.measures
         return Frame(
             function,
             args,
             kwargs,
             name=f"block {self.name!r}",
             run=directive.run,
-            listener=directive.listener,
+            listener=listener,
             make_room=None if evictor is None else evictor.make_room,
-            # A listener wants to see the peak of the whole forward.
-            early_stop=self.early_stop and directive.listener is None,
+            # Who measures wants to see the peak of the whole forward.
+            early_stop=self.early_stop and not measured,
             **options,
         )
 

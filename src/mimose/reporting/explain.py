@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mimose.costs import InputSize
-from mimose.estimation import CostModel
+from mimose.estimation import CostModel, State
 from mimose.planning import KeepAll, Plan, Planner, strictest
 from mimose.reporting.explanation import Explanation
 from mimose.training import Setting
@@ -52,7 +52,12 @@ def explain_plan(
     if profile.prelude and setting.open:
         common["base_bytes"] = base_bytes = setting.meter.read().in_use + profile.prelude
     profile = profile.in_step(cost_model.conditions(pattern, missing))
-    uncertainty = (1 + cost_model.reliability.uncertainty) * (1 + estimate.uncertainty)
+    if estimate.state is State.SUSPECT:
+        common["note"] = (
+            "memory depends on more than the size: a step keeps everything until memory runs "
+            "short, then evicts. By the most that was observed:"
+        )
+    uncertainty = (1 + cost_model.uncertainty(size)) * (1 + estimate.uncertainty)
     available = int(setting.available(base_bytes) / uncertainty)
     host, regular = setting.host, cost_model.regular and len(size.passes) == 1
     # The host is not asked for before a plan could use it.

@@ -393,7 +393,11 @@ class Engine:
             setting.meter.reset_peak()
         if decision.evictable:
             evictor = StepEvictor(
-                setting.meter, reading.in_use, decision.available_bytes, collector
+                setting.meter,
+                reading.in_use,
+                decision.available_bytes,
+                cost_model.proportions(whole),
+                collector,
             )
         if collector is None:
             setting.history.make_room(reading.in_use + decision.cached.plan.peak_bytes, reading)

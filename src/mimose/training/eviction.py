@@ -15,12 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mimose.costs import Option, Profile, Run, levels, rises
+from mimose.estimation import Proportions
 from mimose.execution import Frame, Listener
 from mimose.memory import Meter
 from mimose.training.collector import Collector
-
-_ALIKE = 0.02
-"""The difference, as a share, up to which runs that save so much are alike."""
 
 
 @dataclass(slots=True)
@@ -40,13 +38,14 @@ class _Held:
 class _Growth:
     """How much of what was predicted of them the forwards of runs have really taken.
 
-    Predictions that are not trusted tend to be too high. What a run takes in its backward goes with
-    what it took in its forward, and what a run takes that is like the one before, with that.
+    Predictions that are not trusted tend to be too high. Where a run has always taken what the one
+    before it took, or its backward has gone with its forward, they will again.
     """
 
-    def __init__(self) -> None:
-        self._saved: list[int] = []
+    def __init__(self, proportions: Proportions) -> None:
+        self._proportions = proportions
         self._levels: list[int] = []
+        self._saved: list[int] = []
         self._shares: dict[int, float] = {}
         self._last: tuple[int, int] | None = None
         self.came_free = 0
@@ -68,14 +67,16 @@ class _Growth:
                 self._shares[position - 1] = min(1.0, max(0.0, share))
         self._last = position, now
 
-    def share_of(self, position: int) -> float:
-        """The share of its predicted rise that a run which has run takes in its backward."""
-        return self._shares.get(position, 1.0)
+    def share_in_forward(self, position: int) -> float:
+        """The share of what is predicted of its forward that a run takes."""
+        known = any(self._proportions.as_before[position : position + 1])
+        return self._shares.get(position - 1, 1.0) if known else 1.0
 
-    def share_before(self, position: int) -> float:
-        """The share that a run takes in its forward: that of the run before, if they are alike."""
-        before, own = self._saved[position - 1], self._saved[position]
-        return self.share_of(position - 1) if abs(own - before) <= _ALIKE * own else 1.0
+    def less_in_backward(self, position: int, *, evicted: bool) -> float:
+        """How much less than predicted a run's backward takes; if it was `evicted`, with what it
+        saves."""
+        less = sum(self._proportions.backward_per_saved[position : position + 1]) + evicted
+        return less * self._saved[position] * (1 - self._shares.get(position, 1.0))
 
 
 class StepEvictor(Listener):
@@ -91,6 +92,7 @@ class StepEvictor(Listener):
         meter: Meter,
         base_bytes: int,
         available_bytes: int,
+        proportions: Proportions,
         collector: Collector | None,
     ) -> None:
         self._meter = meter
@@ -100,7 +102,7 @@ class StepEvictor(Listener):
         if collector is not None:
             collector.look = self.look
         self._runs: list[Run] = []
-        self._growth = _Growth()
+        self._growth = _Growth(proportions)
         self._held: list[_Held] = []
         self._profile: Profile | None = None
         self._choices: dict[Run, Option] = {}
@@ -166,9 +168,11 @@ class StepEvictor(Listener):
                 return False
             if where == "forward":
                 self._growth.comes_to(at, in_use_bytes)
-                rise = round(self._forward[at] * self._growth.share_before(at))
+                rise = round(self._forward[at] * self._growth.share_in_forward(at))
             else:
-                rise = round(self._backward[at] * self._growth.share_of(at))
+                evicted = self._runs[run] in self.evicted
+                less = self._growth.less_in_backward(at, evicted=evicted)
+                rise = self._backward[at] - round(less)
         short = in_use_bytes + rise - self._base - self._available
         return short > 0 and self._evict(short) > 0
 

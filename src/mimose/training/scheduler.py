@@ -115,7 +115,7 @@ class Scheduler:
             new,
             observed=observed,
             measured=observed or not (safe or (may_evict and not cost_model.teaches(size))),
-            evictable=may_evict and not safe,
+            evictable=may_evict and (observed or not safe),
         )
         if decision.observed:
             return _with_one_recomputed_of_each_kind(decision)
