@@ -26,6 +26,7 @@ RUNNING = (
     "paper",
     "greedy+shuttle",
     "dtr",
+    "mimose-two-options",
     "mimose",
     "oracle",
 )

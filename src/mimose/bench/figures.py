@@ -29,6 +29,7 @@ _COLOURS = {
     "greedy+shuttle": "tab:green",
     "dtr": "tab:red",
     "dtr-uncapped": "salmon",
+    "mimose-two-options": "lightskyblue",
     "mimose": "tab:blue",
     "oracle": "black",
     "compile-budget": "tab:pink",

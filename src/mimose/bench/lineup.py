@@ -18,7 +18,14 @@ from mimose.bench.contestants import (
     TransformersEveryN,
 )
 from mimose.bench.dtr import Dtr, DtrUncapped
-from mimose.bench.ours import GreedyShuttle, Ours, OursCompiled, forget_compiled, needs_cuda
+from mimose.bench.ours import (
+    GreedyShuttle,
+    Ours,
+    OursCompiled,
+    TwoOptions,
+    forget_compiled,
+    needs_cuda,
+)
 from mimose.bench.paper import Paper
 
 
@@ -73,6 +80,7 @@ CONTESTANTS: dict[str, type[Contestant]] = {
         GreedyShuttle,
         Dtr,
         DtrUncapped,
+        TwoOptions,
         Ours,
         Oracle,
         CompileBudget,

@@ -8,7 +8,7 @@ import mimose
 from mimose.bench.arena import Trainee
 from mimose.bench.contestants import Contestant, Match, StepNote
 from mimose.bench.measuring import LatestStep, TimedPlanner
-from mimose.costs import StepObservation
+from mimose.costs import Option, StepObservation
 from mimose.interception import find_blocks
 from mimose.planning import Greedy, Optimal, Planner
 from mimose.training import StepRecord, StepStart
@@ -61,6 +61,7 @@ class Spending(LatestStep):
 class _Mimose(Contestant):
     planner: ClassVar[type[Planner]] = Optimal
     collector: ClassVar[str] = "ride"
+    choices: ClassVar[tuple[str, ...]] = tuple(option.value for option in Option)
 
     def attach(self, trainee: Trainee) -> None:
         # What the warm-up does for others: kernels load, code runs once. What is seen is forgotten.
@@ -80,6 +81,7 @@ class _Mimose(Contestant):
             self.match.budget_bytes,
             planner=planner,
             collector=self.collector,
+            choices=self.choices,
             input_size=self.match.arena.input_size,
         )
 
@@ -131,6 +133,14 @@ class Ours(_Mimose):
     """mimose as it comes: `auto_checkpoint(model, budget)`."""
 
     name = "mimose"
+
+
+@final
+class TwoOptions(_Mimose):
+    """mimose without the host: blocks are kept or recomputed."""
+
+    name = "mimose-two-options"
+    choices = ("keep", "recompute")
 
 
 @final

@@ -13,7 +13,7 @@ LEG = 10
 
 _USUAL = (
     *("plain", "torch-all", "static", "static-drawn"),
-    *("paper", "greedy+shuttle", "dtr", "mimose", "oracle"),
+    *("paper", "greedy+shuttle", "dtr", "mimose-two-options", "mimose", "oracle"),
 )
 
 

@@ -22,6 +22,7 @@ _RIVALS = (
     "greedy+shuttle",
     "dtr",
     "dtr-uncapped",
+    "mimose-two-options",
     "oracle",
     "plain",
 )
