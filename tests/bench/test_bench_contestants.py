@@ -162,4 +162,4 @@ def test_every_n_layers_is_as_sparse_as_the_budget_allows() -> None:
 def test_an_unknown_contestant_is_refused_with_the_names_of_all() -> None:
     with pytest.raises(BenchError, match="'nobody'; they are plain, torch-all, hf"):
         contestant_named("nobody")
-    assert len(CONTESTANTS) == 14
+    assert len(CONTESTANTS) == 15
