@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from mimose.costs import Option, Pattern, Profile, Run, levels
@@ -16,7 +16,8 @@ class CachedPlan:
     """A plan, and its choices by run, ready for use."""
 
     plan: Plan
-    choices: Mapping[Run, Option]
+    choices: dict[Run, Option]
+    """In the order of the pattern; shared between steps, and never written to."""
     profile: Profile | None = None
     """What the plan was made from."""
     guarded: frozenset[Run] = frozenset()

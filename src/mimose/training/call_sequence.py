@@ -32,8 +32,8 @@ class CallSequence:
         return block, nth
 
     def expect(self, runs: Iterable[Run], *, may_skip: bool) -> None:
-        """From now on these runs are to come, in this order; steps may be known to skip some."""
-        self._expected, self._may_skip = iter(tuple(runs)), may_skip
+        """Expect these runs from now on, in this order; steps of this model may skip some."""
+        self._expected, self._may_skip = iter(runs), may_skip
 
     @property
     def expects_order(self) -> bool:

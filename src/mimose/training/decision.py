@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -61,7 +60,7 @@ class Decision:
         """Whether the predicted peak is only an upper bound."""
         return not self.cached.exact
 
-    def with_choices(self, choices: Mapping[Run, Option]) -> Decision:
+    def with_choices(self, choices: dict[Run, Option]) -> Decision:
         """The same step under other choices.
 
         A choice to move bytes that cannot be moved is replaced by one that the run has.

@@ -97,8 +97,9 @@ class Scheduler:
         calm = self.strictness == AS_PLANNED
         if calm and cost_model.reliability.suspects(size):
             return self._unknown()
-        key = self._key(setting, size, reading, missing, previous_bytes, beside_bytes)
-        key = key._replace(may_evict=may_evict)
+        key = self._key(
+            setting, size, reading, missing, previous_bytes, beside_bytes, may_evict=may_evict
+        )
         cached, new = self.cache.get(key), False
         if cached is None:
             cached, new = self._new(setting, key), True
@@ -129,6 +130,8 @@ class Scheduler:
         missing: tuple[bool, ...],
         previous_bytes: int,
         beside_bytes: int,
+        *,
+        may_evict: bool,
     ) -> PlanKey:
         available, least = self._available(setting, size, reading, previous_bytes)
         cost_model = self.cost_model
@@ -142,7 +145,8 @@ class Scheduler:
             cost_model.version,
             self.strictness,
             setting.bracket(beside_bytes)[1] if beside_bytes else 0,
-            link=setting.host.version,
+            may_evict,
+            setting.host.version,
         )
 
     def _available(

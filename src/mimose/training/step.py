@@ -9,7 +9,7 @@ sheltered execution). If nothing is known, every block is recomputed and measure
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -75,10 +75,10 @@ class Step:
         self._trials: Trials | None = None
         self._follow()
 
-    def _take(self, choices: Mapping[Run, Option]) -> None:
+    def _take(self, choices: dict[Run, Option]) -> None:
         """Run as chosen here; the mapping is shared with other steps, and never written to."""
         self._choices = choices
-        self._last_planned = [*choices][-1] if choices else None
+        self._last_planned = next(reversed(choices), None)
 
     @property
     def has_plan(self) -> bool:
