@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -291,3 +292,11 @@ def test_a_missing_extra_tells_the_pip_command(monkeypatch: pytest.MonkeyPatch) 
     result = bench(*PAIR)
     assert result.exit_code == 2
     assert "needs matplotlib" in result.output
+
+
+def test_a_script_without_an_extra_prints_what_to_install_and_fails() -> None:
+    script = "import sys; sys.modules['typer'] = None; from mimose.bench.extras import need; "
+    command = [sys.executable, "-c", script + "need('typer')"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "needs typer, which is not installed: pip install" in done.stderr

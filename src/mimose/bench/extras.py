@@ -13,7 +13,12 @@ class BenchError(Exception):
 
 
 class MissingExtra(BenchError, SystemExit):
-    """A package of an extra is not installed."""
+    """A package of an extra is not installed. A script that does not catch this prints it and exits
+    with status 1."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = message  # `BenchError.__init__` does not pass it on to `SystemExit`
 
 
 def need(package: str, *, extra: str = "bench") -> Any:
