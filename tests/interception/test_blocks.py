@@ -279,6 +279,27 @@ def test_blocks_can_be_excluded_in_every_way() -> None:
     assert names(model, blocks=type(layers[0]), exclude=[layers[0], layers[2]]) == expected[1:2]
 
 
+def test_excluding_a_module_excludes_the_blocks_inside_it() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2)
+    model = nn.ModuleDict({name: nn.TransformerEncoder(layer, 2) for name in ("one", "two")})
+    assert names(model, exclude="two") == numbered("one.layers", 2)
+    assert names(model, exclude=model["one"].layers) == numbered("two.layers", 2)
+
+
+@pytest.mark.parametrize("selector", [nn.Linear, "*.linear1", lambda name, module: name == "head"])
+def test_excluding_no_block_is_an_error_that_names_the_blocks(selector: Any) -> None:
+    model, _ = models.encoder()
+    with pytest.raises(BlocksError, match=r"exclude=.* but no block .*encoder\.layers\.0'"):
+        find_blocks(model, exclude=selector)
+
+
+@pytest.mark.parametrize("argument", ["blocks", "exclude"])
+def test_an_empty_selector_is_refused(argument: str) -> None:
+    model, _ = models.encoder()
+    with pytest.raises(BlocksError, match=f"{argument}='' is empty"):
+        find_blocks(model, **{argument: ""})
+
+
 def test_a_module_list_is_refused_as_a_block() -> None:
     model, _ = models.bert()
     with pytest.raises(BlocksError, match=r"bert\.encoder\.layer"):

@@ -56,12 +56,29 @@ def find_blocks(
             raise BlocksError("blocks=[] selects no block: name some, or omit blocks=")
         _refuse_nesting(found)
         _refuse_lists(found)
-    if exclude is not None:
-        excluded = {id(block.module) for block in _select(model, exclude, "exclude")}
-        found = [block for block in found if id(block.module) not in excluded]
-        if not found:
-            raise BlocksError(f"exclude={exclude!r} excludes every block: exclude fewer modules")
-    return found
+    return found if exclude is None else _without(found, model, exclude)
+
+
+def _without(
+    found: list[Block], model: nn.Module, exclude: Selector | Iterable[Selector]
+) -> list[Block]:
+    """The blocks that are not excluded, neither by themselves nor by a module that holds them."""
+    selected = _select(model, exclude, "exclude")
+    excluded = {id(inner) for outer in selected for inner in outer.module.modules()}
+    left = [block for block in found if id(block.module) not in excluded]
+    if not left:
+        raise BlocksError(f"exclude={exclude!r} excludes every block: exclude fewer modules")
+    if len(left) == len(found):
+        raise BlocksError(
+            f"exclude={exclude!r} matches {_listed(selected)}, but no block and no module that "
+            f"contains one. The blocks are {_listed(found)}"
+        )
+    return left
+
+
+def _listed(blocks: list[Block]) -> str:
+    names = [repr(block.name) for block in blocks[:3]]
+    return ", ".join(names) + (f" and {len(blocks) - 3} more" if len(blocks) > 3 else "")
 
 
 _NOTHING_FOUND = (
@@ -237,6 +254,10 @@ def _select(
             )
         if not isinstance(selector, (str, nn.Module, type)):
             _refuse_signature(selector, argument)
+        if selector == "":
+            raise BlocksError(
+                f"{argument}='' is empty: give a module's name or a glob, such as 'encoder.layer.*'"
+            )
         hits = [id(module) for name, module in modules if _matches(selector, name, module)]
         if isinstance(selector, str):
             hits = _outermost(hits, modules)
