@@ -11,6 +11,7 @@ from mimose.bench.analysis import Sheet
 from mimose.bench.markdown import table
 from mimose.bench.records import read
 from raw_files import age, latest, loaded
+from tables_of_content import beyond_oracle
 from tables_of_training import ends, largest_difference, plain_of, time_over
 
 RIVALS = {
@@ -19,6 +20,11 @@ RIVALS = {
     "all-on-host": "saving everything on the host",
     "mimose-two-options": "mimose without the host",
     "oracle": "the oracle",
+}
+CONTENT = {
+    "moe": "a mixture of experts",
+    "rows": "blocks that run on a part of the rows",
+    "detector": "Faster R-CNN on COCO's image sizes",
 }
 TASKS = "BERT, RoBERTa and XLNet on four tasks with real text lengths"
 
@@ -38,6 +44,7 @@ def rows() -> Iterator[Row]:
     for source in (
         _budget,
         _surprises,
+        _content,
         _against_others,
         _larger,
         _fine_tuning,
@@ -133,6 +140,26 @@ def _surprises() -> Iterator[Row]:
         f"{none_or(lost)} step lost, {again} run again, at most {held:.3f} of the budget held",
         result["commit"][:7],
         "promise",
+    )
+
+
+def _content() -> Iterator[Row]:
+    files = [loaded(f"h200-content_{name}") for name in CONTENT]
+    cases = {name: case for file in files if file for name, case in file["cases"].items()}
+    if not cases:
+        return
+    summaries = [case["summary"] for case in cases.values()]
+    beyond = between((100 * beyond_oracle(case) for case in cases.values()), ".1f", " to ")
+    held = max(summary["held_over_budget"] for summary in summaries)
+    steps = sum(case["steps"] for case in cases.values())
+    yield Row(
+        "If memory depends on more than the size?",
+        f"{', '.join(CONTENT[name] for name in cases)}; {steps:,} steps under a hard limit",
+        f"{none_or(sum(s['lost'] for s in summaries))} step lost, at most {held:.3f} of the budget "
+        f"held; recomputes that an oracle for each step's real need would spare take {beyond} % of "
+        "the time",
+        ", ".join(dict.fromkeys(file["commit"][:7] for file in files if file)),
+        "content",
     )
 
 

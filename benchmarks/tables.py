@@ -66,7 +66,19 @@ WRITERS: dict[str, Writer] = {
 def page(paths: Iterable[Path], introduction: str = INTRODUCTION, ages: str = "") -> str:
     """A page on these JSON files; without `ages`, the place for them is empty."""
     written = (part for path in sorted(paths) for part in _section(path))
-    return "\n".join([introduction, f"{AGE_BEGIN}\n{ages}{AGE_END}\n", *written])
+    head = [introduction, f"{AGE_BEGIN}\n{ages}{AGE_END}\n"]
+    return "\n".join([*head, *_without_repeated_headings(written)])
+
+
+def _without_repeated_headings(parts: Iterable[str]) -> Iterator[str]:
+    """Files of one kind in a row share a heading."""
+    heading = ""
+    for part in parts:
+        if part == heading:
+            continue
+        if part.startswith("## "):
+            heading = part
+        yield part
 
 
 def _section(path: Path) -> Iterator[str]:
