@@ -18,16 +18,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, final
 
 from torch import nn
 
+from mimose.api.explaining import explain_batch
 from mimose.api.occupied import attached_engines, engines_on_same_blocks, interceptor_on
-from mimose.api.options import COLLECTORS, checked_choices, checked_planner, refuse_options
+from mimose.api.options import checked_options, checked_planner
 from mimose.api.switch import switched_off
-from mimose.costs import InputSize, Layout, arguments_in_words
 from mimose.errors import ArgumentError, ConflictError
 from mimose.interception import (
     Block,
@@ -37,21 +36,18 @@ from mimose.interception import (
     refuse_lazy,
     refuse_other_checkpointing,
 )
-from mimose.memory import parse_host_memory
 from mimose.planning import Planner
 from mimose.reporting import (
     Explanation,
-    Floor,
     HostStats,
     Recorder,
     RunningStats,
     Stats,
-    explain_plan,
     handle_html,
     refuse_unwritable,
 )
-from mimose.tensors import SizeFunction, bytes_of, refuse_other_arguments
-from mimose.training import Engine, HostUse, Options, Scheduler, Subscriber, retry_step
+from mimose.tensors import SizeFunction
+from mimose.training import Engine, HostUse, Scheduler, Subscriber, retry_step
 from mimose.units import parse_budget
 
 log = logging.getLogger("mimose")
@@ -138,13 +134,8 @@ class Mimose:
         blocks: Selector | Iterable[Selector] | None,
         exclude: Selector | Iterable[Selector] | None,
         planner: str | Planner,
-        collector: str,
-        enforce: bool,
-        host_memory: int | str,
-        choices: Iterable[str] | None,
-        allocator: str,
-        input_size: SizeFunction | None,
-        record: str | os.PathLike[str] | None = None,
+        record: str | os.PathLike[str] | None,
+        **options: Any,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"auto_checkpoint needs a torch.nn.Module; got {model!r}")
@@ -152,31 +143,11 @@ class Mimose:
         if not disabled:
             _refuse_data_parallel(model)
             refuse_lazy(model)
-        refuse_options(
-            memory_budget,
-            planner=planner,
-            collector=collector,
-            enforce=enforce,
-            host_memory=host_memory,
-            choices=choices,
-            allocator=allocator,
-            input_size=input_size,
-        )
+        budget = parse_budget(memory_budget)
+        checked = checked_options(**options)
+        scheduler = Scheduler(checked_planner(planner))
         found = [] if disabled else find_blocks(model, blocks=blocks, exclude=exclude)
-        self._engine = Engine(
-            model,
-            found,
-            parse_budget(memory_budget),
-            Scheduler(checked_planner(planner)),
-            Options(
-                collector=COLLECTORS[collector],
-                enforce=enforce,
-                host_bytes=parse_host_memory(host_memory),
-                choices=checked_choices(choices),
-                allocator=allocator,
-                input_size=input_size,
-            ),
-        )
+        self._engine = Engine(model, found, budget, scheduler, checked)
         self._retrying = False
         self._recorder: Recorder | None = None
         self._stats = RunningStats()
@@ -259,38 +230,7 @@ class Mimose:
 
         Before the costs of this size can be predicted, the explanation has no plan.
         """
-        if not args and not kwargs:
-            raise ArgumentError(
-                "explain() needs the arguments of the model's forward, such as explain(**batch)"
-            )
-        self._engine.read_observations()
-        if self._engine.setting is not None and self._engine.setting.open:
-            self._engine.scheduler.turn_to_coming_step(self._engine.setting)
-        size = self._engine.size_of(args, kwargs, self._engine.argument_names)
-        known = self._engine.scheduler.cost_model.layouts
-        if size.layout not in known and self._engine.options.input_size is None:
-            refuse_other_arguments(self._engine.model.forward, args, kwargs)
-        explanation = explain_plan(
-            size=self._engine.scheduler.cost_model.whole(size),
-            blocks=self._engine.block_names,
-            cost_model=self._engine.scheduler.cost_model,
-            planner=self._engine.scheduler.planner,
-            setting=self._engine.setting,
-            base_bytes=self._stats.last_base_bytes,
-            floor=self._floor(),
-        )
-        note = self._note(known=explanation.plan is not None)
-        if known and size.layout not in known:
-            note = note or _other_arguments(size, known[0])
-        return replace(explanation, note=note or explanation.note)
-
-    def _note(self, *, known: bool) -> str:
-        if not self.attached:
-            would = "; if it were attached, it would use this plan" if known else ""
-            return f"mimose is not attached: the model trains without it{would}"
-        if self._engine.has_unread_state:
-            return "the loaded state_dict takes effect at the first training step"
-        return ""
+        return explain_batch(self._engine, self._stats.last_base_bytes, args, kwargs)
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Pass all further events to `subscriber`: steps, their plans and peaks, observations.
@@ -332,14 +272,6 @@ class Mimose:
         """
         self._engine.load_state(state if isinstance(state, Mapping) else {})
 
-    def _floor(self) -> Floor:
-        if self._engine.setting is not None:
-            setting = self._engine.setting
-            return Floor(setting.budget_bytes, setting.parameter_bytes, setting.gradient_bytes)
-        parameters = list(self._engine.model.parameters())
-        trained = bytes_of(p for p in parameters if p.requires_grad)
-        return Floor(self.budget_bytes, bytes_of(parameters), trained)
-
 
 def _host_stats(host: HostUse) -> HostStats:
     host.read_times()
@@ -347,13 +279,6 @@ def _host_stats(host: HostUse) -> HostStats:
         moved_bytes=host.moved_bytes,
         held_bytes=host.held_bytes,
         stalled_seconds=host.stalled_seconds,
-    )
-
-
-def _other_arguments(size: InputSize, trained: Layout) -> str:
-    return (
-        f"training passed {arguments_in_words(trained)} to the model, but explain() got "
-        f"{arguments_in_words(size.layout)}: pass the same arguments as in training"
     )
 
 

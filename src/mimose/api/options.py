@@ -10,39 +10,51 @@ from mimose.errors import ArgumentError
 from mimose.memory import parse_host_memory, refuse_allocator_choice
 from mimose.planning import Guarded, Planner, planner_named
 from mimose.tensors import SizeFunction
-from mimose.training import Collector, Shuttle
+from mimose.training import Collector, Options, Shuttle
 from mimose.units import parse_budget
 
 COLLECTORS: dict[str, type[Collector]] = {"ride": Collector, "shuttle": Shuttle}
 
 
-def refuse_options(
-    memory_budget: int | str,
+def refuse_options(memory_budget: int | str, *, planner: str | Planner, **options: Any) -> None:
+    """Raise for arguments that `auto_checkpoint` would refuse for any model."""
+    for depends_on_model in ("blocks", "exclude", "record"):
+        options.pop(depends_on_model, None)
+    parse_budget(memory_budget)
+    checked_options(**options)
+    checked_planner(planner)
+
+
+def checked_options(
     *,
-    planner: str | Planner,
     collector: str,
     enforce: bool,
-    host_memory: int | str = "auto",
-    choices: Iterable[str] | None = None,
+    host_memory: int | str,
+    choices: Iterable[str] | None,
     allocator: str,
     input_size: SizeFunction | None,
-    **_: Any,
-) -> None:
-    """Raise for options that `auto_checkpoint` would refuse for any model."""
-    parse_budget(memory_budget)
+) -> Options:
+    """These arguments of `auto_checkpoint` as the engine's options; raise if one is invalid."""
     if collector not in tuple(COLLECTORS):
         raise ArgumentError(f"collector= must be 'ride' or 'shuttle'; got {collector!r}")
     if not isinstance(enforce, bool):
         raise ArgumentError(f"enforce= must be True or False; got {enforce!r}")
-    parse_host_memory(host_memory)
-    checked_choices(choices)
+    host_bytes = parse_host_memory(host_memory)
+    options = checked_choices(choices)
     refuse_allocator_choice(allocator)
     if input_size is not None and not callable(input_size):
         raise ArgumentError(
             "input_size= must be a function of the forward's arguments, such as "
             f"lambda input_ids, **_: tuple(input_ids.shape); got {input_size!r}"
         )
-    checked_planner(planner)
+    return Options(
+        collector=COLLECTORS[collector],
+        enforce=enforce,
+        host_bytes=host_bytes,
+        choices=options,
+        allocator=allocator,
+        input_size=input_size,
+    )
 
 
 def checked_choices(choices: Iterable[str] | None) -> frozenset[Option]:

@@ -7,7 +7,7 @@ and the benchmark need are imported on first use, to keep `import mimose` fast.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mimose.reporting.explain import Floor, explain_plan
+from mimose.reporting.explain import explain_plan
 from mimose.reporting.explanation import Explanation
 from mimose.reporting.notebook import handle_html
 from mimose.reporting.recording import Recorder, refuse_unwritable
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Explanation",
-    "Floor",
     "Forecast",
     "HostRow",
     "HostStats",

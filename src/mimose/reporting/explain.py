@@ -2,77 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from mimose.costs import InputSize
-from mimose.estimation import CostModel, State
-from mimose.planning import KeepAll, Plan, Planner, strictest
+from mimose.costs import InputSize, Profile
+from mimose.estimation import State
+from mimose.planning import KeepAll, Plan, strictest
 from mimose.reporting.explanation import Explanation
-from mimose.training import Setting
+from mimose.tensors import bytes_of
+from mimose.training import Engine, Setting
+
+_SUSPECT = (
+    "memory depends on more than the input size, so a step of this size keeps everything and "
+    "evicts if memory runs short. What follows is based on the highest costs observed:"
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """The memory of a model that needs no training to know."""
-
-    budget_bytes: int | None
-    """None for "auto" or a percentage until the first step."""
-    parameter_bytes: int
-    gradient_bytes: int
-
-
-def explain_plan(
-    *,
-    size: InputSize,
-    blocks: list[str],
-    cost_model: CostModel,
-    planner: Planner,
-    setting: Setting | None,
-    base_bytes: int,
-    floor: Floor,
-) -> Explanation:
-    """Explain the plan for this size."""
-    common: dict[str, Any] = {
-        "size": size,
-        "blocks": tuple(blocks),
-        "budget_bytes": floor.budget_bytes,
-        "base_bytes": base_bytes,
-        "parameter_bytes": floor.parameter_bytes,
-        "gradient_bytes": floor.gradient_bytes,
-    }
-    if setting is None:
-        return Explanation(**common)
-    common["reserve_bytes"] = setting.reserve.bytes
-    missing = _missing_bytes(setting)
-    estimate, pattern = cost_model.predict(size), cost_model.pattern_for(size)
-    if estimate is None or pattern is None:
-        return Explanation(**common)
-    profile = estimate.profile
+def explain_plan(engine: Engine, size: InputSize, base_bytes: int) -> Explanation:
+    """Explain the plan for this size; `base_bytes` were in use when the last step began."""
+    explanation = _without_plan(engine, size, base_bytes)
+    scheduler, setting = engine.scheduler, engine.setting
+    cost_model = scheduler.cost_model
+    prediction, pattern = cost_model.predict(size), cost_model.pattern_for(size)
+    if setting is None or prediction is None or pattern is None:
+        return explanation
+    profile = prediction.profile
     if profile.prelude and setting.open:
-        common["base_bytes"] = base_bytes = setting.meter.read().in_use + profile.prelude
-    profile = profile.in_step(cost_model.conditions(pattern, missing))
-    if estimate.state is State.SUSPECT:
-        common["note"] = (
-            "memory depends on more than the size: a step keeps everything until memory runs "
-            "short, then evicts. By the most that was observed:"
-        )
-    uncertainty = (1 + cost_model.uncertainty(size)) * (1 + estimate.uncertainty)
+        base_bytes = setting.meter.read().in_use + profile.prelude
+    profile = profile.in_step(cost_model.conditions(pattern, _missing_bytes(setting)))
+    uncertainty = (1 + cost_model.uncertainty(size)) * (1 + prediction.uncertainty)
     available = int(setting.available(base_bytes) / uncertainty)
-    host, regular = setting.host, cost_model.regular and len(size.passes) == 1
-    # The host is not asked for before a plan could use it.
-    if regular and host.memory is not None and host.serves(profile, available):
-        profile = replace(profile, link=host.link(trusted=estimate.trusted))
+    if cost_model.regular and len(size.passes) == 1:
+        profile = _with_link(profile, setting, available, trusted=prediction.trusted)
     strict = strictest(profile, available)
-    common["blocks"] = tuple(blocks[index] for index, _ in pattern)
-    return Explanation(
-        **common,
+    return replace(
+        explanation,
+        blocks=tuple(engine.block_names[index] for index, _ in pattern),
+        base_bytes=base_bytes,
         profile=profile,
-        plan=planner.plan(profile, available),
+        plan=scheduler.planner.plan(profile, available),
         peak_kept_bytes=base_bytes + KeepAll().plan(profile, available).peak_bytes,
         peak_recomputed_bytes=base_bytes + strict.peak_bytes,
-        at_most_as=estimate.bound_of,
+        at_most_as=prediction.bound_of,
+        note=_SUSPECT if prediction.state is State.SUSPECT else "",
         largest_batch=_largest_batch(size, strict, available),
+    )
+
+
+def _without_plan(engine: Engine, size: InputSize, base_bytes: int) -> Explanation:
+    """What is known before any training: the budget, the parameters and their gradients."""
+    setting = engine.setting
+    if setting is not None:
+        parameter_bytes, gradient_bytes = setting.parameter_bytes, setting.gradient_bytes
+    else:
+        parameters = list(engine.model.parameters())
+        parameter_bytes = bytes_of(parameters)
+        gradient_bytes = bytes_of(p for p in parameters if p.requires_grad)
+    return Explanation(
+        size=size,
+        blocks=tuple(engine.block_names),
+        budget_bytes=engine.budget_bytes,
+        reserve_bytes=setting.reserve.bytes if setting else 0,
+        base_bytes=base_bytes,
+        parameter_bytes=parameter_bytes,
+        gradient_bytes=gradient_bytes,
     )
 
 
@@ -82,6 +74,17 @@ def _missing_bytes(setting: Setting) -> int:
     if not setting.open:
         return setting.gradient_bytes
     return setting.gradients.missing_bytes(setting.gradients.missing())
+
+
+def _with_link(profile: Profile, setting: Setting, available: int, *, trusted: bool) -> Profile:
+    """The profile with the link to host memory, if a plan could use it.
+
+    Until then host memory is not reserved.
+    """
+    host = setting.host
+    if host.memory is None or not host.serves(profile, available):
+        return profile
+    return replace(profile, link=host.link(trusted=trusted))
 
 
 def _largest_batch(size: InputSize, strict: Plan, available: int) -> int | None:
