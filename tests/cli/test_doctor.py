@@ -10,8 +10,9 @@ from torch import nn
 
 import models
 from mimose.api import extras
-from mimose.cli import doctor
-from mimose.cli.doctor import NOTE, OK, PROBLEM, examine, main
+from mimose.cli import machine_checks
+from mimose.cli.doctor import examine, main
+from mimose.cli.findings import NOTE, OK, PROBLEM
 
 
 def kinds(model: nn.Module | None = None, budget: str | None = None) -> dict[str, list[str]]:
@@ -130,10 +131,15 @@ def test_a_share_of_the_device_is_held_against_the_weights() -> None:
 
 def test_missing_extras_are_noted_with_their_use(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"torch": "2.11", "numpy": "2.0", "rich": "99.0"}
-    for module in (doctor, extras):
+    for module in (machine_checks, extras):
         monkeypatch.setattr(module, "version_of", there.get)
     notes = [note for note in kinds()[NOTE] if "not installed" in note]
-    told = ["typer ", "transformers and accelerate", "lightning", "scikit-learn and matplotlib"]
+    told = [
+        "typer ",
+        "transformers and accelerate",
+        "lightning",
+        "scikit-learn, matplotlib and xgboost",
+    ]
     assert [note.startswith(start) for note, start in zip(notes, told, strict=True)] == [True] * 4
     assert "`mimose report` and `mimose plan`" in notes[0]
     assert "pip install 'typer>=" in notes[0]
