@@ -16,7 +16,7 @@ import torch
 from selenium import webdriver
 
 import mimose
-from mimose.cli.demo import Encoder, Shape, step
+from mimose.cli.demo_model import Encoder, Shape, step
 from mimose.reporting.page.contents import contents_of
 from mimose.reporting.page.html import page_of
 from mimose.reporting.page.tradeoff import draw_tradeoff

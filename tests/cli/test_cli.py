@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import mimose
-from mimose.cli import demo
+from mimose.cli import demo, demo_training
+from mimose.cli.demo_model import Shape
 from mimose.cli.main import main
 
 pytest.importorskip("typer", reason="the command line is an extra")
@@ -236,9 +237,9 @@ def test_ctrl_c_is_clean(tmp_path: Path) -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo, small: what takes a minute is the training, not the telling."""
-    monkeypatch.setattr(demo, "STEPS", 8)
-    monkeypatch.setattr(demo, "ROUNDS", 1)
-    monkeypatch.setattr(demo, "SMALL", demo.Shape(width=16, layers=3, batch=2, longest=96))
+    monkeypatch.setattr(demo_training, "STEPS", 8)
+    monkeypatch.setattr(demo_training, "ROUNDS", 1)
+    monkeypatch.setattr(demo_training, "SMALL", Shape(width=16, layers=3, batch=2, longest=96))
 
 
 @pytest.mark.usefixtures("quick")
@@ -262,7 +263,7 @@ def test_the_demo_compares_four_ways_and_leaves_a_page(
         ("nowhere/demo.html", "mkdir -p nowhere"),
         ("folder", "--output folder is a folder: name a file, such as folder/demo.html"),
         ("taken.html", "the recording taken.jsonl is a folder"),
-        ("run.jsonl", "the page must end in .html; the recording is written to .jsonl"),
+        ("run.jsonl", "the page must end in .html, since the recording is written to .jsonl"),
     ],
 )
 def test_a_page_that_could_not_be_written_is_refused_before_training(
@@ -275,7 +276,7 @@ def test_a_page_that_could_not_be_written_is_refused_before_training(
     def compare(*_: object) -> None:
         raise AssertionError("it has begun to train")
 
-    monkeypatch.setattr(demo, "compare", compare)
+    monkeypatch.setattr(demo_training, "compare", compare)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "taken.jsonl").mkdir()
@@ -317,7 +318,7 @@ def test_the_live_view_draws_steps_blocks_and_memory() -> None:
     from mimose.cli.terminal import LiveDemo
 
     console = rich.Console(record=True, force_terminal=True, width=100, file=io.StringIO())
-    moment = demo.Moment(1, 2, "mimose", 7, 41, 120, "rrK", 90 << 20, 100 << 20)
+    moment = demo_training.DemoStep(1, 2, "mimose", 7, 41, 120, "rrK", 90 << 20, 100 << 20)
     with LiveDemo(console) as live:
         live(moment)
         shown = console.export_text(clear=False)

@@ -219,19 +219,20 @@ def demo(
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Train a small encoder four ways and compare: about a minute on a CPU."""
-    from mimose.cli import demo as comparison
+    from mimose.cli import demo as demonstration
+    from mimose.cli import demo_training
     from mimose.cli.terminal import LiveDemo
 
-    comparison.refuse_page(output)
+    demonstration.refuse_page(output)
     console = Console(stderr=as_json)
     live = console.is_terminal and not as_json
-    with LiveDemo(console) if live else comparison.Quiet() as progress:
-        outcome = comparison.compare(progress, output.with_suffix(".jsonl"))
+    with LiveDemo(console) if live else demo_training.QuietProgress() as progress:
+        outcome = demo_training.compare(progress, output.with_suffix(".jsonl"))
     if as_json:
         print(json.dumps(outcome.to_plain()))
     else:
-        comparison.print_outcome(outcome)
-    print_status(f"\nReport on the mimose run: {comparison.write_page(output, outcome)}")
+        demonstration.print_outcome(outcome)
+    print_status(f"\nReport on the mimose run: {demonstration.write_page(output, outcome)}")
 
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mimose.cli.demo import Moment
+from mimose.cli.demo_training import DemoStep
 from mimose.reporting import Forecast, HostRow, Row
 from mimose.units import text_of
 
@@ -150,19 +150,19 @@ class LiveDemo:
     ) -> None:
         self._live.stop()
 
-    def __call__(self, moment: Moment) -> None:
-        self._live.update(_moment(moment), refresh=True)
+    def __call__(self, done: DemoStep) -> None:
+        self._live.update(_progress(done), refresh=True)
 
 
-def _moment(moment: Moment) -> RenderableType:
+def _progress(done: DemoStep) -> RenderableType:
     lines = Table.grid(padding=(0, 2))
     lines.add_row(
-        Text(f"round {moment.round} of {moment.rounds}", style="dim"),
-        Text(moment.way, style="bold"),
+        Text(f"round {done.round} of {done.rounds}", style="dim"),
+        Text(done.way, style="bold"),
     )
-    lines.add_row("step", f"{moment.step} of {moment.steps}, {moment.length} tokens")
-    lines.add_row("blocks", _blocks(moment.plan))
-    lines.add_row("memory", _bar(moment.peak_bytes, moment.budget_bytes))
+    lines.add_row("step", f"{done.step} of {done.steps}, {done.length} tokens")
+    lines.add_row("blocks", _blocks(done.plan))
+    lines.add_row("memory", _bar(done.peak_bytes, done.budget_bytes))
     return lines
 
 
