@@ -584,11 +584,11 @@ def _mishap(_: torch.Tensor) -> None:
         ({"host_memory": "-1GiB"}, r"host_memory='-1GiB'.*'16GiB'"),
         ({"host_memory": "50%"}, r"host_memory='50%'.*'16GiB'"),
         ({"host_memory": "9999TiB"}, r"more than the .*iB that this machine has"),
-        ({"choices": ("keep", "recompute", "cpu")}, r"'cpu'; there are keep, save_on_host"),
+        ({"choices": ("keep", "recompute", "cpu")}, r"'cpu'; the names are keep, save_on_host"),
         ({"choices": ()}, r"must contain 'keep' and 'recompute'"),
         ({"choices": ("keep", "save_on_host")}, r"must contain 'keep' and 'recompute'"),
         ({"choices": "recompute"}, r"must contain 'keep' and 'recompute'"),
-        ({"choices": 5}, r"choices=5 must be a collection of names.*there are keep"),
+        ({"choices": 5}, r"choices=5 must be a collection of names.*the names are keep"),
     ],
 )
 def test_host_options_that_mean_nothing_are_refused(options: dict[str, Any], told: str) -> None:

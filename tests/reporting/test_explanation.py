@@ -50,32 +50,36 @@ def block_lines(explanation: Explanation) -> list[str]:
 def test_a_block_on_the_host_says_how_much_moves_and_behind_what() -> None:
     first = block_lines(explained("HKKKKKKK"))[0]
     assert first == (
-        "  on the host  layers.0: saves 3.00 GiB, recompute takes 40.00 ms; "
-        "on the host: 3.00 GiB, hidden behind 2 blocks"
+        "  on the host  layers.0: 3.00 GiB if kept, 40.00 ms to recompute; "
+        "on the host: 3.00 GiB, copied while the next 2 blocks run"
     )
 
 
 def test_an_input_on_the_host_is_told_from_activations_there() -> None:
     line = block_lines(explained("hKKKKKKK"))[0]
-    assert line.startswith("  recompute  layers.0: saves 3.00 GiB, recompute takes 40.00 ms; ")
-    assert line.endswith("; input on the host: 128 MiB, hidden behind 1 block")
+    assert line.startswith("  recompute  layers.0: 3.00 GiB if kept, 40.00 ms to recompute; ")
+    assert line.endswith("; input on the host: 128 MiB, copied while the next block runs")
 
 
 def test_the_plan_line_tells_what_moves_and_how_long_the_device_waits() -> None:
     hidden = str(explained("HKKHKKKKKK"))
-    assert "plan HKKHKKKKKK: 8 of 10 kept, 0.0 ms of recompute, 6.00 GiB to the host" in hidden
-    assert ", 0.0 ms of waiting for it" in hidden
+    assert (
+        "plan HKKHKKKKKK: 8 of 10 kept, 0.0 ms of recomputing, 6.00 GiB moved to the host" in hidden
+    )
+    assert ", 0.0 ms of waiting for transfers" in hidden
     stalled = explained("HHHrKKKK", speed=5.0)
     assert stalled.plan is not None
-    waited = f"{stalled.plan.stall_seconds * 1e3:.1f} ms of waiting for it"
+    waited = f"{stalled.plan.stall_seconds * 1e3:.1f} ms of waiting for transfers"
     assert stalled.plan.stall_seconds > 0.5
-    assert f", 40.0 ms of recompute, 9.00 GiB to the host and back, {waited}" in str(stalled)
+    assert f", 40.0 ms of recomputing, 9.00 GiB moved to the host and back, {waited}" in str(
+        stalled
+    )
 
 
 def test_a_plan_that_moves_nothing_does_not_speak_of_the_host() -> None:
     text = str(explained("rrKKKKKK"))
     assert "host" not in text
-    assert "plan rrKKKKKK: 6 of 8 kept, 80.0 ms of recompute\n" in text
+    assert "plan rrKKKKKK: 6 of 8 kept, 80.0 ms of recomputing\n" in text
 
 
 def test_neighbours_whose_transfers_differ_only_in_time_share_a_line() -> None:
@@ -84,22 +88,24 @@ def test_neighbours_whose_transfers_differ_only_in_time_share_a_line() -> None:
     assert len({t.release_before - t.run for t in explanation.plan.transfers}) > 1
     lines = block_lines(explanation)
     assert len(lines) == 2
-    assert "layers.0 … layers.23 (24 blocks, each): saves 3.00 GiB" in lines[0]
-    assert re.search(r"input on the host: 128 MiB, hidden behind \d+ to \d+ blocks$", lines[0])
+    assert "layers.0 … layers.23 (24 blocks, each): 3.00 GiB if kept" in lines[0]
+    assert re.search(
+        r"input on the host: 128 MiB, copied while the next \d+ to \d+ blocks run$", lines[0]
+    )
 
 
 def test_neighbours_that_move_different_amounts_have_lines_of_their_own() -> None:
     small = LAYER._replace(boundary=GIB // 16)
     lines = block_lines(explained("hhhK", [LAYER, LAYER, small, LAYER]))
     assert len(lines) == 3
-    assert lines[1].endswith("input on the host: 64.00 MiB, hidden behind 1 block")
+    assert lines[1].endswith("input on the host: 64.00 MiB, copied while the next block runs")
 
 
 def test_a_notebook_shows_what_moves() -> None:
     html = explained("HKhKKKKK")._repr_html_()
-    assert "3.12 GiB to the host and back" in html
-    assert "3.00 GiB, hidden behind 2 blocks" in html
-    assert "128 MiB, hidden behind" in html
+    assert "3.12 GiB moved to the host and back" in html
+    assert "3.00 GiB, copied while the next 2 blocks run" in html
+    assert "128 MiB, copied while the next" in html
     assert html.count('title="save_on_host"') == html.count('title="recompute_from_host"') == 1
     assert "host" not in explained("rrKKKKKK")._repr_html_()
 

@@ -384,4 +384,4 @@ def test_a_recording_counts_what_was_done_because_memory_ran_short(tmp_path: Pat
     assert [step.evictions for step in recording.steps] == [1, 0, 2]
     assert (recording.recoveries, recording.retries) == (counted.recoveries, counted.retries)
     page = markdown_of(contents_of(recording), "run")
-    assert "3 kept runs evicted, 2 blocks recomputed after a failure, 1 steps run again" in page
+    assert "kept block runs evicted: 3, recomputed instead of kept: 2; steps retried: 1" in page

@@ -65,13 +65,13 @@ def checked_choices(choices: Iterable[str] | None) -> frozenset[Option]:
     if not isinstance(choices, Iterable):
         raise ArgumentError(
             f"choices={choices!r} must be a collection of names such as ('keep', 'recompute'); "
-            f"there are {', '.join(known)}"
+            f"the names are {', '.join(known)}"
         )
     names = [choices] if isinstance(choices, str) else list(choices)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ArgumentError(
-            f"choices= has {', '.join(map(repr, unknown))}; there are {', '.join(known)}"
+            f"choices= contains {', '.join(map(repr, unknown))}; the names are {', '.join(known)}"
         )
     needed = [option.value for option in (Option.KEEP, Option.RECOMPUTE)]
     if not set(needed) <= set(names):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mimose.costs import InputSize, Option, Profile, RunCost, Transfer
 from mimose.planning import Plan
 from mimose.reporting.notebook import explanation_html
-from mimose.reporting.plan_words import OPTION_WORDS, in_words, way_in_words
+from mimose.reporting.plan_words import OPTION_WORDS, in_words, transfers_in_words
 from mimose.units import text_of
 
 _REMEDY = "raise the budget, use smaller batches, or choose smaller blocks with blocks="
@@ -98,9 +98,9 @@ class Explanation:
         peak = "peak at most" if bound else "peak"
         lines = [
             *([f"upper bounds, {self.bound_in_words}:"] if bound else []),
-            f"{peak} with all blocks kept: {text_of(self.peak_kept_bytes)}, all recomputed: "
-            f"{text_of(self.peak_recomputed_bytes)}, this plan: "
-            f"{text_of(self.base_bytes + plan.peak_bytes)}: {verdict}",
+            f"{peak} {text_of(self.peak_kept_bytes)} with all blocks kept, "
+            f"{text_of(self.peak_recomputed_bytes)} with all recomputed, "
+            f"{text_of(self.base_bytes + plan.peak_bytes)} under this plan: {verdict}",
             f"plan {plan}: {in_words(plan)}",
         ]
         lines += _block_lines(self.blocks, profile, plan)
@@ -136,7 +136,7 @@ class _Row(NamedTuple):
     transfer: Transfer | None
 
     def key(self) -> tuple[str, str, Option, int]:
-        """What neighbours on one line have in common: all but when the bytes move."""
+        """What neighbours on one line have in common: everything but when the bytes move."""
         moved_bytes = 0 if self.transfer is None else self.transfer.moved_bytes
         return self.choice, self.cost, self.option, moved_bytes
 
@@ -149,7 +149,7 @@ def _block_line(rows: Sequence[_Row], width: int) -> str:
     if not transfers:
         return line
     what = "input on the host" if first.option.recomputes else "on the host"
-    return f"{line}; {what}: {way_in_words(transfers)}"
+    return f"{line}; {what}: {transfers_in_words(transfers)}"
 
 
 def _choice(run: RunCost, option: Option) -> str:
@@ -157,4 +157,4 @@ def _choice(run: RunCost, option: Option) -> str:
 
 
 def _cost(run: RunCost) -> str:
-    return f"saves {text_of(run.saved)}, recompute takes {run.nanoseconds / 1e6:.2f} ms"
+    return f"{text_of(run.saved)} if kept, {run.nanoseconds / 1e6:.2f} ms to recompute"

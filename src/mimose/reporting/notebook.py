@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mimose.costs import Profile
 from mimose.planning import Plan
-from mimose.reporting.plan_words import in_words, way_in_words
+from mimose.reporting.plan_words import in_words, transfers_in_words
 from mimose.units import text_of
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _block_table(
     blocks: Sequence[str], choices: Sequence[str], profile: Profile, plan: Plan
 ) -> str:
     """The choice and the costs of each block; what waits on the host, if anything does."""
-    on_host = {transfer.run: way_in_words([transfer]) for transfer in plan.transfers}
+    on_host = {transfer.run: transfers_in_words([transfer]) for transfer in plan.transfers}
     head = ("block", "plan", "memory if kept", "recompute time", *(["on the host"] * bool(on_host)))
     rows = (
         (name, choice.replace("_", " "), text_of(run.saved), f"{run.nanoseconds / 1e6:.2f} ms",

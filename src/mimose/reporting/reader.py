@@ -49,7 +49,7 @@ class RecordedStep:
     link: Link | None = None
     """The link to host memory; None if plans did without."""
     evictions: int = 0
-    """Kept runs whose activations were dropped in mid-step."""
+    """Kept runs whose activations were evicted."""
 
     @property
     def has_own_plan(self) -> bool:

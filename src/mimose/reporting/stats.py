@@ -121,7 +121,7 @@ class Stats:
 
     @property
     def evictions(self) -> int:
-        """Kept runs whose activations were dropped in mid-step because memory ran short."""
+        """Kept runs whose activations were evicted because memory ran short."""
         return self.shortages.evictions
 
     @property
@@ -193,23 +193,24 @@ class Stats:
         if self.moved_bytes:
             yield (
                 f"moved to the host: {text_of(self.moved_bytes)}, {text_of(self.host_bytes_held)} "
-                f"held there; {self.stalled_seconds * 1e3:.1f} ms of waiting for it"
+                f"held there; {self.stalled_seconds * 1e3:.1f} ms of waiting for transfers"
             )
         if self.recoveries:
-            blocks = self.recoveries - self.retries
+            rerun = self.recoveries - self.retries
             yield (
-                f"ran out of memory {_times(self.recoveries)} and recovered: {_runs(blocks)} "
-                f"recomputed instead, {_steps(self.retries)} run again"
+                f"ran out of memory {_times(self.recoveries)} and recovered: {_runs(rerun)} "
+                f"recomputed instead of kept, {_steps(self.retries)} retried"
             )
         if self.evictions:
-            yield f"dropped the kept activations of {_runs(self.evictions)} in mid-step"
+            yield f"memory ran short: evicted the kept activations of {_runs(self.evictions)}"
         if self.reserve_bytes is not None:
             yield f"reserve {text_of(self.reserve_bytes)}, uncertainty {self.uncertainty:.2%}"
         if self.prediction_error is not None:
-            yield f"prediction error (leave one out): {self.prediction_error:.2%}"
+            yield f"prediction error (leave-one-out): {self.prediction_error:.2%}"
 
     def _peak_line(self) -> str:
-        line = f"peak {text_of(self.peak_bytes)} in use, {text_of(self.peak_held_bytes)} held"
+        held = text_of(self.peak_held_bytes)
+        line = f"peak {text_of(self.peak_bytes)} in use, {held} held by the allocator"
         if not self.budget_bytes:
             return line
         over = ": OVER" if self.peak_held_bytes > self.budget_bytes else ""
@@ -221,7 +222,7 @@ def _steps(count: int) -> str:
 
 
 def _runs(count: int) -> str:
-    return "1 run of a block" if count == 1 else f"{count} runs of blocks"
+    return "1 block run" if count == 1 else f"{count} block runs"
 
 
 def _times(count: int) -> str:

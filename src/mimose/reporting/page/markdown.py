@@ -44,13 +44,12 @@ def _summary(contents: Contents) -> str:
         lines.append(f"the allocator held {text_of(run.peak_held_bytes)}, over the budget")
     if run.evictions or run.recoveries:
         lines.append(
-            f"memory ran short: {run.evictions} kept runs evicted, "
-            f"{run.recoveries - run.retries} blocks recomputed after a failure, "
-            f"{run.retries} steps run again"
+            f"memory ran short: kept block runs evicted: {run.evictions}, recomputed instead of "
+            f"kept: {run.recoveries - run.retries}; steps retried: {run.retries}"
         )
     if run.worst_shortfall is not None and run.mean_excess is not None:
         lines.append(
-            f"peaks under-predicted by at most {run.worst_shortfall:.2%}, over-predicted by "
+            f"peaks underestimated by at most {run.worst_shortfall:.2%}, overestimated by "
             f"{run.mean_excess:.2%} on average"
         )
     return "\n".join(f"- {_plain(line)}" for line in lines)

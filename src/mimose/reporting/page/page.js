@@ -194,15 +194,15 @@
       tile(String(run.total_steps), `steps in ${seconds(run.seconds)}: ${run.observed_steps} observed, ${planned} planned`),
     ];
     if (run.worst_shortfall !== null) {
-      tiles.push(tile(percent(run.worst_shortfall, 2), `largest under-prediction of a peak; over-predicted by ${percent(run.mean_excess, 2)} on average`));
+      tiles.push(tile(percent(run.worst_shortfall, 2), `largest underestimate of a peak; peaks are overestimated by ${percent(run.mean_excess, 2)} on average`));
     }
     if (run.evictions || run.recoveries) {
-      const blocks = run.recoveries - run.retries;
-      tiles.push(tile(String(run.evictions), `kept runs evicted because memory ran short; ${blocks} blocks recomputed after a failure, ${run.retries} steps run again`));
+      const rerun = run.recoveries - run.retries;
+      tiles.push(tile(String(run.evictions), `kept block runs evicted because memory ran short; recomputed instead of kept: ${rerun}; steps retried: ${run.retries}`));
     }
     if (run.time) {
       const time = run.time, saved = time.everything_seconds - time.chosen_seconds;
-      tiles.push(tile(seconds(saved), `of recompute time saved, ${percent(saved / (time.everything_seconds || 1))} of recomputing everything`));
+      tiles.push(tile(seconds(saved), `of recomputing avoided: ${percent(saved / (time.everything_seconds || 1))} of the time to recompute everything`));
     }
     by("summary").replaceChildren(...tiles);
   }
@@ -267,7 +267,7 @@
       ...(hidden ? [["held by the allocator", "grey"]] : []),
       ["budget", "budget", "dashed"], ["budget less reserve", "budget", "dotted"]]);
     by("steps-note").textContent = s.number.length < run.total_steps
-      ? `${s.number.length} of ${run.total_steps} steps are shown: the highest of each interval.` : "";
+      ? `${s.number.length} of ${run.total_steps} steps are shown: the one with the highest peak in each interval.` : "";
   }
 
   function drawSizes() {
@@ -388,7 +388,7 @@
     legend("within-legend", [["mimose's plan", "plan"], ["all kept", "keep"], ["all recomputed", "again"], ["budget", "budget", "dashed"],
       ...(z.moved_bytes ? [["copy to the host", "ink", "box"], ["copy back", "grey", "box"]] : [])]);
   }
-  const moved = (z) => (z.moved_bytes ? `, moves ${bytes(z.moved_bytes)} to the host and back (${seconds(z.stall_seconds)} of waiting)` : "");
+  const moved = (z) => (z.moved_bytes ? `, moves ${bytes(z.moved_bytes)} to the host and back (${seconds(z.stall_seconds)} of waiting for transfers)` : "");
   function copyAt(z, ms) {
     const i = z.copies.ms.findIndex(([begin, end]) => begin <= ms && ms <= end);
     return i >= 0 && `${z.copies.away[i] ? "copy to the host" : "copy back"}: ${bytes(z.copies.bytes[i])} of ${run.runs[z.copies.run[i]]}`;
