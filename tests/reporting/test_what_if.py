@@ -31,7 +31,8 @@ from mimose.reporting.lengths import padded, parse_lengths
 from mimose.reporting.outlook import Outlook
 from mimose.reporting.questions import Question
 from mimose.reporting.reader import Recording, read_recording
-from mimose.reporting.what_if import Forecast, Lengths, forecast
+from mimose.reporting.recorded_lengths import RecordedLengths
+from mimose.reporting.what_if import Forecast, forecast
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +174,8 @@ def test_lengths_of_which_nothing_can_be_told_are_counted_in_the_table(question:
 
 
 def test_a_length_becomes_a_size_of_the_recorded_shape(recording: Recording) -> None:
-    lengths = Lengths([step.size for step in recording.steps])
-    assert lengths.one_way
+    lengths = RecordedLengths([step.size for step in recording.steps])
+    assert lengths.one_dimension_varies
     assert lengths.pattern == "4×n"
     assert lengths.at(77).dims == (4, 77)
 
@@ -195,7 +196,7 @@ def test_saved_knowledge_answers_as_a_recording_does(
 
 
 def test_sizes_of_which_nothing_is_known_are_refused(recording: Recording) -> None:
-    lengths = Lengths([step.size for step in recording.steps])
+    lengths = RecordedLengths([step.size for step in recording.steps])
     with pytest.raises(mimose.ArgumentError, match="record more steps"):
         forecast(Outlook.of(recording), {lengths.at(5000): 1.0})
 

@@ -16,7 +16,8 @@ from mimose.planning import planner_named
 from mimose.reporting.lengths import padded, parse_lengths
 from mimose.reporting.outlook import Outlook
 from mimose.reporting.reader import is_recording, read_recording
-from mimose.reporting.what_if import Forecast, Lengths, forecast
+from mimose.reporting.recorded_lengths import RecordedLengths
+from mimose.reporting.what_if import Forecast, forecast
 
 _RESERVE_SHARE = 0.03
 """The initial reserve of a run; a state_dict does not contain the learned one."""
@@ -86,7 +87,7 @@ class Question:
         """
         if lengths is None:
             return {size: float(times) for size, times in Counter(self.sizes).items()}
-        recorded = Lengths(self.sizes)
+        recorded = RecordedLengths(self.sizes)
         by_length = parse_lengths(lengths)
         if samples:
             by_length = padded(by_length, recorded.batch)
@@ -100,7 +101,7 @@ class Question:
         self, weights: Mapping[InputSize, float], budgets: Sequence[int] | None = None
     ) -> Forecast:
         """The expected time and memory under each budget."""
-        return forecast(self.outlook, weights, budgets, Lengths(self.sizes))
+        return forecast(self.outlook, weights, budgets, RecordedLengths(self.sizes))
 
 
 def _state_in(file: Path) -> Mapping[str, Any]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mimose.reporting.outlook import Outlook
+from mimose.reporting.recorded_lengths import RecordedLengths
 
-if TYPE_CHECKING:
-    from mimose.reporting.what_if import Lengths
-
-_FAR = 64
-"""How far to extrapolate at most, as a multiple of the longest recorded length."""
+_MOST_EXTRAPOLATED = 64
+"""The longest length to extrapolate to, as a multiple of the longest recorded one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +23,7 @@ class Reach:
     """Whether it is longer than any recorded input, and therefore approximate."""
 
 
-def reach_of(outlook: Outlook, budget: int, lengths: Lengths) -> Reach | None:
+def reach_of(outlook: Outlook, budget: int, lengths: RecordedLengths) -> Reach | None:
     """The longest input that fits: exact within the recorded lengths, a parabola beyond them."""
     longest = lengths.longest
 
@@ -42,7 +39,7 @@ def reach_of(outlook: Outlook, budget: int, lengths: Lengths) -> Reach | None:
     beyond = _parabola(sorted({longest * i // 12 for i in range(4, 13)}), need)
     if beyond is None:
         return Reach(longest, False)
-    found = _last(lambda n: beyond(n) <= budget, longest, _FAR * longest)
+    found = _last(lambda n: beyond(n) <= budget, longest, _MOST_EXTRAPOLATED * longest)
     return Reach(found, extrapolated=found > longest)
 
 

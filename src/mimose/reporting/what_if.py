@@ -6,18 +6,18 @@ budget from a planner. Averages are weighted by how often each size occurs.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mimose.costs import InputSize, Link, Profile
 from mimose.errors import ArgumentError
-from mimose.estimation import Prediction, Shape
-from mimose.planning import strictest
+from mimose.estimation import Prediction
+from mimose.planning import Plan, strictest
 from mimose.reporting.outlook import Outlook
 from mimose.reporting.reach import Reach, reach_of
+from mimose.reporting.recorded_lengths import RecordedLengths
 
-_ANY = 1 << 62
+_UNLIMITED = 1 << 62
 """More host memory than any plan can hold."""
 
 
@@ -80,71 +80,14 @@ class Forecast:
     """The input shape with n in place of `Reach.length`."""
 
 
-class Lengths:
-    """Converts a length to an input size of the recorded run."""
-
-    def __init__(self, sizes: Sequence[InputSize]) -> None:
-        layout = Counter(size.layout for size in sizes).most_common(1)[0][0]
-        self._sizes = [size for size in sizes if size.layout == layout]
-        self._shape = Shape.of(list(dict.fromkeys(self._sizes)))
-        free = [i for i in range(len(self._shape.symbols)) if not self._is_batch(i)]
-        self._free = free[0] if len(free) == 1 else None
-        self._usual = Counter(self._sizes).most_common(1)[0][0]
-        self.batch = self._usual.dims[0] if self._usual.dims else 1
-
-    def _is_batch(self, symbol: int) -> bool:
-        return len(self._shape.symbols) > 1 and self._shape.symbols[symbol][0].position == 0
-
-    @property
-    def one_way(self) -> bool:
-        """Whether only one dimension varies besides the batch."""
-        return self._free is not None
-
-    @property
-    def pattern(self) -> str | None:
-        """The most common size with n for the dimension that varies."""
-        if self._free is None:
-            return None
-        varies = {member.position for member in self._shape.symbols[self._free]}
-        shown = ["n" if i in varies else str(d) for i, d in enumerate(self._usual.dims)]
-        at = 0
-        for _, rank in self._shape.layout:
-            if varies & set(range(at, at + rank)):
-                return "×".join(shown[at : at + rank])
-            at += rank
-        return "n"
-
-    def at(self, length: int) -> InputSize:
-        """The most common size, with this length."""
-        if self._free is None:
-            raise ArgumentError(
-                "the recorded inputs vary in several dimensions, so a length does not determine "
-                "their size: omit the lengths to use the recorded sizes"
-            )
-        dims = list(self._usual.dims)
-        for member in self._shape.symbols[self._free]:
-            dims[member.position] = round(member.slope * length + member.offset)
-        return InputSize(self._shape.layout, tuple(dims))
-
-    def of(self, size: InputSize) -> int:
-        assert self._free is not None
-        return size.dims[self._shape.symbols[self._free][0].position]
-
-    @property
-    def longest(self) -> int:
-        assert self._free is not None
-        return max(self.of(size) for size in self._sizes)
-
-
 def forecast(
     outlook: Outlook,
     weights: Mapping[InputSize, float],
     budgets: Sequence[int] | None = None,
-    lengths: Lengths | None = None,
+    lengths: RecordedLengths | None = None,
 ) -> Forecast:
     """Forecast each budget for steps of these sizes and relative frequencies."""
-    estimates = {size: outlook.extrapolate(size) for size in weights}
-    known = {size: estimate for size, estimate in estimates.items() if estimate is not None}
+    known = {size: p for size in weights if (p := outlook.extrapolate(size)) is not None}
     if not known:
         raise ArgumentError(
             "the costs of these sizes cannot be predicted: record more steps (about ten, of "
@@ -152,7 +95,7 @@ def forecast(
         )
     total = sum(weights.values())
     shares = {size: weights[size] / total for size in known}
-    profiles = {size: estimate.profile for size, estimate in known.items()}
+    profiles = {size: prediction.profile for size, prediction in known.items()}
     largest = max(known, key=lambda size: outlook.easy_budget(profiles[size]))
     least = max(map(outlook.least_budget, profiles.values()))
     easy = max(map(outlook.easy_budget, profiles.values()))
@@ -182,21 +125,21 @@ def _host_rows(
     known: Mapping[InputSize, Prediction],
     shares: Mapping[InputSize, float],
     largest: Profile,
-    lengths: Lengths | None,
+    lengths: RecordedLengths | None,
 ) -> tuple[HostRow, ...]:
-    """What host memory buys at the recorded budget."""
+    """The recorded budget with less and with more host memory."""
     link, budget = outlook.link, outlook.budget_bytes
-    if link is None or budget is None or not any(e.profile.link for e in known.values()):
+    if link is None or budget is None or not any(p.profile.link for p in known.values()):
         return ()
 
     def row(limit: int | None) -> HostRow:
-        other = _limited(link, limit)
-        estimates = {
-            size: replace(estimate, profile=_with_link(estimate.profile, other))
-            for size, estimate in known.items()
+        limited = _limited(link, limit)
+        predictions = {
+            size: replace(prediction, profile=_with_link(prediction.profile, limited))
+            for size, prediction in known.items()
         }
-        within, at_largest = replace(outlook, link=other), _with_link(largest, other)
-        return HostRow(limit, _row(within, estimates, shares, budget, at_largest, lengths))
+        within, at_largest = replace(outlook, link=limited), _with_link(largest, limited)
+        return HostRow(limit, _row(within, predictions, shares, budget, at_largest, lengths))
 
     rows, unlimited = [row(0), row(link.host_bytes)], row(None)
     if unlimited.row.host_bytes > link.host_bytes:
@@ -205,8 +148,8 @@ def _host_rows(
 
 
 def _limited(link: Link, limit: int | None) -> Link | None:
-    """The link with so much host memory; None without any."""
-    return None if limit == 0 else link._replace(host_bytes=_ANY if limit is None else limit)
+    """The link if plans may hold at most `limit` bytes on the host; None for no host memory."""
+    return None if limit == 0 else link._replace(host_bytes=_UNLIMITED if limit is None else limit)
 
 
 def _with_link(profile: Profile, link: Link | None) -> Profile:
@@ -220,37 +163,57 @@ def _row(
     shares: Mapping[InputSize, float],
     budget: int,
     largest: Profile,
-    lengths: Lengths | None,
+    lengths: RecordedLengths | None,
 ) -> Row:
-    recompute, stall, runs, recomputed, step, on_host = 0.0, 0.0, 0.0, 0.0, 0.0, 0
-    too_large, at_least, at_most = 0.0, 0.0, 0.0
+    plans = {size: outlook.plan(known[size].profile, budget) for size in known}
     total, step_time = sum(shares.values()), outlook.step_time
-    for size, estimate in known.items():
-        profile, share = estimate.profile, shares[size]
-        plan = outlook.plan(profile, budget)
-        recompute += share / total * (plan.extra_seconds - plan.stall_seconds)
-        stall += share / total * plan.stall_seconds
-        on_host = max(on_host, plan.host_bytes)
-        runs += share * len(profile.runs)
-        recomputed += share * plan.recomputed
-        step += share / total * (step_time.seconds(profile) if step_time else 0)
-        too_large += 0.0 if plan.fits else share
-        least = outlook.least_budget(profile)
-        error = estimate.uncertainty * least
-        at_least += share * (not plan.fits and least - error > budget)
-        at_most += share * (not plan.fits or least + error > budget)
+
+    def mean(value_of: Callable[[InputSize], float]) -> float:
+        """The mean over the steps whose costs are known."""
+        return sum(shares[size] / total * value_of(size) for size in known)
+
+    recompute = mean(lambda size: plans[size].extra_seconds - plans[size].stall_seconds)
+    stall = mean(lambda size: plans[size].stall_seconds)
+    runs = mean(lambda size: len(known[size].profile.runs))
+    recomputed = mean(lambda size: plans[size].recomputed)
+    step_seconds = None
+    if step_time is not None:
+        step_seconds = mean(lambda size: step_time.seconds(known[size].profile)) + recompute + stall
     return Row(
         budget_bytes=budget,
-        step_seconds=step + recompute + stall if step_time else None,
+        step_seconds=step_seconds,
         recompute_seconds=recompute,
         stall_seconds=stall,
-        host_bytes=on_host,
+        host_bytes=max(plan.host_bytes for plan in plans.values()),
         recomputed_share=recomputed / runs if runs else 0.0,
-        too_large_share=too_large,
-        too_large_range=(at_least, at_most),
-        largest=reach_of(outlook, budget, lengths) if lengths and lengths.one_way else None,
+        too_large_share=sum(shares[size] for size in known if not plans[size].fits),
+        too_large_range=_too_large_range(outlook, known, shares, plans, budget),
+        largest=_reach(outlook, budget, lengths),
         largest_batch=_largest_batch(outlook, largest, budget),
     )
+
+
+def _too_large_range(
+    outlook: Outlook,
+    known: Mapping[InputSize, Prediction],
+    shares: Mapping[InputSize, float],
+    plans: Mapping[InputSize, Plan],
+    budget: int,
+) -> tuple[float, float]:
+    """The share of steps that do not fit if peaks are as low, and as high, as they may be."""
+    lower = upper = 0.0
+    for size, prediction in known.items():
+        least, fits = outlook.least_budget(prediction.profile), plans[size].fits
+        error = prediction.uncertainty * least
+        lower += shares[size] * (not fits and least - error > budget)
+        upper += shares[size] * (not fits or least + error > budget)
+    return lower, upper
+
+
+def _reach(outlook: Outlook, budget: int, lengths: RecordedLengths | None) -> Reach | None:
+    if lengths is None or not lengths.one_dimension_varies:
+        return None
+    return reach_of(outlook, budget, lengths)
 
 
 def _largest_batch(outlook: Outlook, profile: Profile, budget: int) -> int | None:

@@ -3,55 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from mimose.costs import InputSize, Option, Profile, extra_nanoseconds, peak
-from mimose.estimation import Prediction, Shape
-from mimose.planning import Optimal, Plan, Static
+from mimose.costs import extra_nanoseconds
+from mimose.planning import Optimal, Static
 from mimose.reporting.outlook import Outlook, whole_seconds
-from mimose.reporting.page.curve import curve
-from mimose.reporting.page.traffic import Copy, copies
+from mimose.reporting.page.size_axis import SizeAxis
+from mimose.reporting.page.size_figures import SizeFigures, figures_by_size
 from mimose.reporting.reader import RecordedStep, Recording
 
 _MOST_STEPS = 4000
-_MOST_SIZES = 48
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeFigures:
-    """One input size: its plan, its peaks, and its memory over the course of a step."""
-
-    label: str
-    at_most_as: str | None
-    """The size whose values serve as upper bounds; None if they are predictions."""
-    x: int
-    """The position on the size axis."""
-    steps: int
-    """The number of steps of this size."""
-    base_bytes: int
-    plan: str
-    plan_peak_bytes: int
-    kept_peak_bytes: int
-    recomputed_peak_bytes: int
-    plan_seconds: float
-    """Time of recomputing under the plan."""
-    moved_bytes: int
-    """What the plan moves to the host, and back again."""
-    stall_seconds: float
-    """Time that the device waits for that under the plan."""
-    whole_seconds: float
-    """Time of recomputing everything."""
-    saved_bytes: tuple[int, ...]
-    """Memory that keeping each run costs."""
-    run_seconds: tuple[float, ...]
-    """Time to recompute each run."""
-    curves: dict[str, list[tuple[str, int, float, int]]]
-    """For "plan", "kept" and "recomputed": phase, run, seconds, bytes of the process."""
-    copies: list[Copy]
-    """The traffic on the link to the host under the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +95,7 @@ def contents_of(recording: Recording) -> Contents:
         x_label=axis.label,
         one_way=axis.one_way,
         steps=_columns(steps, axis),
-        sizes=_sizes(recording, outlook, axis),
+        sizes=figures_by_size(recording, outlook, axis),
         time=_time(recording, outlook),
         events=tuple(
             {"step": e.step, "at": e.at_seconds, "kind": e.kind, "text": e.text}
@@ -168,53 +131,6 @@ def _summary(recording: Recording) -> Summary:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SizeAxis:
-    """Maps input sizes to one number: the product of the dimensions that vary."""
-
-    shape: Shape | None
-    label: str
-
-    @classmethod
-    def of(cls, sizes: Sequence[InputSize]) -> SizeAxis:
-        if not sizes:
-            return cls(None, "input size")
-        usual = Counter(size.layout for size in sizes).most_common(1)[0][0]
-        shape = Shape.of(list(dict.fromkeys(s for s in sizes if s.layout == usual)))
-        if len(shape.symbols) == 1:
-            return cls(shape, f"n, of inputs {_pattern(shape, sizes)}")
-        if shape.symbols:
-            return cls(shape, "product of the dimensions that vary")
-        return cls(shape, "input size (the same in all steps)")
-
-    @property
-    def one_way(self) -> bool:
-        return self.shape is not None and len(self.shape.symbols) <= 1
-
-    def shows(self, size: InputSize) -> bool:
-        """Whether this size can be placed on the axis."""
-        return self.shape is not None and size.layout == self.shape.layout
-
-    def x(self, size: InputSize) -> int:
-        assert self.shape is not None
-        product = 1
-        for dimension in self.shape.point(size):
-            product *= dimension
-        return product
-
-
-def _pattern(shape: Shape, sizes: Sequence[InputSize]) -> str:
-    """The shape of the first tensor that varies, with n for the varying dimensions."""
-    constants, at = dict(shape.constants), 0
-    leader = shape.symbols[0][0].position
-    for _, rank in shape.layout:
-        if leader < at + rank:
-            names = (constants.get(i, "n") for i in range(at, at + rank))
-            return "×".join(map(str, names))
-        at += rank
-    return "n"
-
-
 def _columns(steps: Sequence[RecordedStep], axis: SizeAxis) -> dict[str, list[Any]]:
     shown = thinned(steps)
     return {
@@ -248,80 +164,6 @@ def _runs(recording: Recording, outlook: Outlook, axis: SizeAxis) -> tuple[str, 
                 blocks[index] + (f" (run {nth + 1})" if nth else "") for index, nth in pattern
             )
     return recording.header.blocks
-
-
-def _sizes(recording: Recording, outlook: Outlook, axis: SizeAxis) -> tuple[SizeFigures, ...]:
-    counts = Counter(step.size for step in recording.steps if axis.shows(step.size))
-    known = [(size, outlook.estimate(size)) for size in counts]
-    pairs = [(size, estimate) for size, estimate in known if estimate is not None]
-    pairs.sort(key=lambda pair: (axis.x(pair[0]), pair[0].dims))
-    if len(pairs) > _MOST_SIZES:
-        last = len(pairs) - 1
-        pairs = [pairs[round(i * last / (_MOST_SIZES - 1))] for i in range(_MOST_SIZES)]
-    recorded = {step.size: step for step in recording.planned if step.has_own_plan}
-    return tuple(
-        _size(
-            outlook,
-            size,
-            as_run := _as_run(estimate, recorded.get(size)),
-            _plan(outlook, as_run.profile, recorded.get(size), recording.header.budget_bytes),
-            x=axis.x(size),
-            steps=counts[size],
-        )
-        for size, estimate in pairs
-    )
-
-
-def _as_run(estimate: Prediction, step: RecordedStep | None) -> Prediction:
-    """The costs of this size with the link that the step's plan was made with."""
-    if step is None:
-        return estimate
-    return replace(estimate, profile=replace(estimate.profile, link=step.link))
-
-
-def _plan(outlook: Outlook, profile: Profile, step: RecordedStep | None, budget: int) -> Plan:
-    """The recorded plan of this step; a new one if all steps of this size were observed."""
-    if step is None or step.plan is None or len(step.plan) != len(profile.runs):
-        return outlook.plan(profile, budget)
-    options = {option.letter: option for option in Option}
-    choices = tuple(options[letter] for letter in step.plan)
-    return Plan.of(profile, choices, outlook.available(profile, budget))
-
-
-def _size(
-    outlook: Outlook, size: InputSize, estimate: Prediction, plan: Plan, *, x: int, steps: int
-) -> SizeFigures:
-    profile = estimate.profile
-    base, count = outlook.base_bytes(profile), len(profile.runs)
-    choices = {
-        "plan": plan.choices,
-        "kept": (Option.KEEP,) * count,
-        "recomputed": (Option.RECOMPUTE,) * count,
-    }
-    runs = zip(profile.runs, plan.choices, strict=True)
-    curves = {name: curve(profile, chosen) for name, chosen in choices.items()}
-    return SizeFigures(
-        label=str(size),
-        at_most_as=None if estimate.bound_of is None else str(estimate.bound_of),
-        x=x,
-        steps=steps,
-        base_bytes=base,
-        plan="".join("f" if run.fixed else option.letter for run, option in runs),
-        plan_peak_bytes=base + plan.peak_bytes,
-        kept_peak_bytes=base + peak(profile, choices["kept"]),
-        recomputed_peak_bytes=base + peak(profile, choices["recomputed"]),
-        plan_seconds=plan.extra_seconds - plan.stall_seconds,
-        moved_bytes=plan.moved_bytes,
-        stall_seconds=plan.stall_seconds,
-        whole_seconds=whole_seconds(profile),
-        saved_bytes=tuple(run.saved for run in profile.runs),
-        run_seconds=tuple(run.nanoseconds / 1e9 for run in profile.runs),
-        curves={
-            name: [(m.phase, m.run, m.seconds, base + m.bytes) for m in moments]
-            for name, moments in curves.items()
-        },
-        copies=copies(profile, plan.choices, curves["plan"]),
-    )
 
 
 def _recompute_share(recording: Recording) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mimose.reporting.page.contents import Contents, SizeFigures, TimeFigures
+from mimose.reporting.page.contents import Contents, TimeFigures
+from mimose.reporting.page.size_figures import SizeFigures
 from mimose.units import text_of
 
 _MOST_ROWS = 16

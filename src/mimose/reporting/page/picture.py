@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mimose.reporting.page.contents import Contents, SizeFigures
+from mimose.reporting.page.contents import Contents
+from mimose.reporting.page.size_figures import SizeFigures
 
 _PLAN, _KEEP, _RECOMPUTE, _BUDGET, _GREY = "#0b8a7d", "#2f6fb5", "#e07b29", "#c22f4a", "#a3a9b3"
 _ON_HOST, _FROM_HOST = "#9bbfe3", "#f2c9a1"
