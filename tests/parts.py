@@ -294,7 +294,7 @@ class Assembled:
     def stats(self) -> Stats:
         self.engine.read_observations()
         setting = self.engine.setting
-        return self._stats.filled_in(
+        return self._stats.snapshot(
             cache=self.scheduler.cache,
             cost_model=self.scheduler.cost_model,
             budget_bytes=self.budget_bytes,

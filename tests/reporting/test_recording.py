@@ -26,7 +26,7 @@ from mimose.reporting.outlook import Outlook
 from mimose.reporting.page.contents import contents_of
 from mimose.reporting.page.markdown import markdown_of
 from mimose.reporting.reader import read_recording
-from mimose.reporting.recording import Recorder, own_path
+from mimose.reporting.recording import Recorder, path_of_rank
 from mimose.training import RunStart, StepRecord, StepStart
 from parts import Regimes
 
@@ -236,9 +236,9 @@ def test_a_header_that_was_tampered_with_is_refused(recording_file: Path, tmp_pa
 def test_each_process_of_a_group_has_its_own_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert own_path(tmp_path / "run.jsonl").name == "run.jsonl"
+    assert path_of_rank(tmp_path / "run.jsonl").name == "run.jsonl"
     monkeypatch.setenv("RANK", "3")
-    assert own_path(tmp_path / "run.jsonl").name == "run.rank3.jsonl"
+    assert path_of_rank(tmp_path / "run.jsonl").name == "run.rank3.jsonl"
 
 
 def test_a_forked_worker_writes_nothing(tmp_path: Path) -> None:

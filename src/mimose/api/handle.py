@@ -217,7 +217,7 @@ class Mimose:
         """Statistics of the run so far; print them for a summary."""
         self._engine.read_observations()
         setting = self._engine.setting
-        return self._stats.filled_in(
+        return self._stats.snapshot(
             cache=self._engine.scheduler.cache,
             cost_model=self._engine.scheduler.cost_model,
             budget_bytes=self.budget_bytes,

@@ -28,8 +28,8 @@ from mimose.reporting.reader import RecordedStep, Recording
 
 _WARM_UP = 2
 """The first steps, whose times are not representative."""
-_TWO_OPTIONS = (Greedy, GreedyLiteral, KeepAll, RecomputeAll)
-"""Planners that never use host memory."""
+_WITHOUT_HOST = (Greedy, GreedyLiteral, KeepAll, RecomputeAll)
+"""Planners that never use host memory, so that their profiles need no link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Outlook:
     cost_model: CostModel
     planner: Planner
     floor_bytes: int
-    """In use before a step: parameters, optimizer state, gradients that stay."""
+    """Memory in use before a step: parameters, optimizer state, gradients that are not freed."""
     missing_bytes: int
     """Gradients that are allocated in every step."""
     reserve_share: float
@@ -60,49 +60,45 @@ class Outlook:
         outlook = cls(
             cost_model=cost_model,
             planner=planner or _planner_of(recording),
-            floor_bytes=_floor(recording, cost_model),
+            floor_bytes=_bytes_before_step(recording, cost_model),
             missing_bytes=recording.header.gradient_bytes if allocates else 0,
             reserve_share=reserve / recording.header.budget_bytes,
             budget_bytes=recording.header.budget_bytes,
             link=recording.link,
         )
-        return outlook.timed_by(recording)
-
-    def timed_by(self, recording: Recording) -> Outlook:
-        """A copy whose step time is fitted to this recording."""
-        return replace(self, step_time=StepTime.of(self, recording.steps))
+        return replace(outlook, step_time=StepTime.of(outlook, recording.steps))
 
     def profile(self, size: InputSize) -> Profile | None:
         """The predicted costs of this size; None if they cannot be predicted."""
-        estimate = self.estimate(size)
-        return None if estimate is None or estimate.bound_of else estimate.profile
+        prediction = self.predict(size)
+        return None if prediction is None or prediction.bound_of else prediction.profile
 
-    def estimate(self, size: InputSize) -> Prediction | None:
+    def predict(self, size: InputSize) -> Prediction | None:
         """The predicted costs or, failing that, an upper bound; None if there is neither."""
-        return self._usual(self.cost_model.predict(size), size)
+        return self._in_typical_step(self.cost_model.predict(size), size)
 
     def extrapolate(self, size: InputSize) -> Prediction | None:
         """The predicted costs, extrapolated for sizes larger than any that was observed."""
-        estimate = self.estimate(size)
-        if estimate is not None and estimate.bound_of is None:
-            return estimate
+        prediction = self.predict(size)
+        if prediction is not None and prediction.bound_of is None:
+            return prediction
         if not self.cost_model.beyond(size):
             return None
-        return self._usual(self.cost_model.extrapolate(size), size)
+        return self._in_typical_step(self.cost_model.extrapolate(size), size)
 
-    def _usual(self, estimate: Prediction | None, size: InputSize) -> Prediction | None:
-        """The estimate with the gradients that a typical step allocates, and with the link."""
+    def _in_typical_step(self, prediction: Prediction | None, size: InputSize) -> Prediction | None:
+        """The prediction with the gradients that a typical step allocates, and with the link."""
         pattern = self.cost_model.pattern_for(size)
-        if estimate is None or pattern is None:
+        if prediction is None or pattern is None:
             return None
         conditions = self.cost_model.conditions(pattern, self.missing_bytes)
-        profile = replace(estimate.profile, link=self._link_for(size))
-        return replace(estimate, profile=profile.in_step(conditions))
+        profile = replace(prediction.profile, link=self._link_for(size))
+        return replace(prediction, profile=profile.in_step(conditions))
 
     def _link_for(self, size: InputSize) -> Link | None:
         """The link that a step of this size can use."""
         irregular = not self.cost_model.regular or len(size.passes) > 1
-        return None if irregular or isinstance(self.planner, _TWO_OPTIONS) else self.link
+        return None if irregular or isinstance(self.planner, _WITHOUT_HOST) else self.link
 
     def base_bytes(self, profile: Profile) -> int:
         """Memory in use when the first block starts."""
@@ -141,17 +137,18 @@ class StepTime:
 
     @classmethod
     def of(cls, outlook: Outlook, steps: Sequence[RecordedStep]) -> StepTime | None:
-        """Fit to the recorded steps, without pauses (an evaluation, a checkpoint)."""
+        """Fit to the recorded steps, without those that contain a pause, such as an evaluation."""
         points = [p for p in _time_points(outlook, steps) if p is not None][_WARM_UP:]
         if len(points) < 3:
             return None
-        whole, rest = np.array(points).T
-        usual = rest <= 3 * np.median(rest / np.maximum(whole, 1e-9)) * np.maximum(whole, 1e-9)
-        if usual.sum() < 3 or len(set(whole[usual])) < 2:
-            return cls(float(np.median(rest)), 0.0)
-        slope, base = np.polyfit(whole[usual], rest[usual], 1)
+        whole, plain = np.array(points).T
+        ratio = plain / np.maximum(whole, 1e-9)
+        regular = ratio <= 3 * np.median(ratio)
+        if regular.sum() < 3 or len(set(whole[regular])) < 2:
+            return cls(float(np.median(plain)), 0.0)
+        slope, base = np.polyfit(whole[regular], plain[regular], 1)
         if slope < 0 or base < 0:
-            return cls(0.0, float(np.median(rest[usual] / whole[usual])))
+            return cls(0.0, float(np.median(plain[regular] / whole[regular])))
         return cls(float(base), float(slope))
 
     def seconds(self, profile: Profile) -> float:
@@ -167,7 +164,7 @@ def whole_seconds(profile: Profile) -> float:
 def _time_points(
     outlook: Outlook, steps: Sequence[RecordedStep]
 ) -> Iterable[tuple[float, float] | None]:
-    """For each step, the time to recompute every run and the step's time without recompute."""
+    """For each step: the time to recompute every run, and the step's time without recompute."""
     known: dict[InputSize, float | None] = {}
     for step, following in zip_longest(steps, steps[1:]):
         if step.size not in known:
@@ -185,7 +182,7 @@ def _time_points(
         yield whole, max(took - recompute, 0.0)
 
 
-def _floor(recording: Recording, cost_model: CostModel) -> int:
+def _bytes_before_step(recording: Recording, cost_model: CostModel) -> int:
     """Median memory in use before a step, over the second half of the run."""
     bases = []
     for step in recording.steps[len(recording.steps) // 2 :]:

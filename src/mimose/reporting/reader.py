@@ -79,11 +79,11 @@ class Recording:
     link: Link | None = None
     """The link to host memory at the end of the run; None if plans did without."""
     recoveries: int = 0
-    """How often memory ran out and a block, or a step, was run again."""
+    """How often memory ran out and a block, or a whole step, was run again."""
     retries: int = 0
-    """How often a whole step was."""
+    """How often a whole step was run again."""
     unreadable: list[int] = field(default_factory=list)
-    """Numbers of invalid lines, without a truncated last line."""
+    """Numbers of invalid lines; a truncated last line is not counted."""
 
     @property
     def planned(self) -> list[RecordedStep]:
@@ -168,7 +168,7 @@ def _header(line: str, path: str | os.PathLike[str]) -> Header:
 
 
 class _Reader:
-    """Parses the lines after the header; skips invalid ones."""
+    """Parses the lines after the header and notes which are invalid."""
 
     def __init__(self, header: Header) -> None:
         self.recording = Recording(header)

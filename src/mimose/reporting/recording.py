@@ -96,16 +96,16 @@ class Header:
 
 
 class Recorder(Subscriber):
-    """Writes the lines of a run. Cheap enough for every step; failures never stop training."""
+    """Writes the lines of a run. It is cheap enough for every step and never stops training."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        wanted = own_path(Path(path))
+        wanted = path_of_rank(Path(path))
         self.path = unused_path(wanted)
         if self.path != wanted:
             log.warning("mimose: %s exists, recording to %s instead", wanted, self.path)
-        self._sink = _Sink(_opened(self.path))
-        self._close = weakref.finalize(self, self._sink.close)
-        self._began = self._opened_at = time.perf_counter()
+        self._writer = _LineWriter(_opened(self.path))
+        self._close = weakref.finalize(self, self._writer.close)
+        self._began_at = self._step_began_at = time.perf_counter()
         self._step = 0
         self._base = 0
         self._planning_us = 0.0
@@ -115,13 +115,13 @@ class Recorder(Subscriber):
         self._regimes: dict[Hashable, int] = {}
 
     def run_starts(self, run: RunStart) -> None:
-        self._sink.put(Header.of(run).line)
+        self._writer.put(Header.of(run).line)
 
     def step_opens(self) -> None:
         self._step += 1
 
     def step_starts(self, step: StepStart) -> None:
-        self._opened_at = time.perf_counter()
+        self._step_began_at = time.perf_counter()
         self._base = step.reading.in_use
         self._planning_us = step.planning_seconds * 1e6
         if step.link != self._link:
@@ -148,11 +148,11 @@ class Recorder(Subscriber):
         if record.reserve_bytes != self._reserve:
             self._reserve = record.reserve_bytes
             planned += f'"reserve":{record.reserve_bytes},'
-        self._sink.put(
-            f'{{"step":{self._step},"at":{self._opened_at - self._began:.4f},'
+        self._writer.put(
+            f'{{"step":{self._step},"at":{self._step_began_at - self._began_at:.4f},'
             f'"size":[{",".join(map(str, size.dims))}],{layout}{planned}"base":{self._base},'
             f'"peak":{_number(record.real_peak_bytes)},"held":{_number(held)},'
-            f'"ms":{(now - self._opened_at) * 1e3:.2f},"planning_us":{self._planning_us:.0f}}}'
+            f'"ms":{(now - self._step_began_at) * 1e3:.2f},"planning_us":{self._planning_us:.0f}}}'
         )
 
     def learned(self, observation: StepObservation, *, anew: bool, seconds: float) -> None:
@@ -165,7 +165,7 @@ class Recorder(Subscriber):
         """Record the new regime with the observations that its cost model already has."""
         index = self._regimes.get(regime)
         if index is not None:  # for instance the steps of a GAN alternate between two regimes
-            self._sink.put(f'{{"regime":{index}}}')
+            self._writer.put(f'{{"regime":{index}}}')
             return
         self._regimes[regime] = len(self._regimes)
         self._put({"regime": self._regimes[regime], "is": str(regime)})
@@ -182,19 +182,19 @@ class Recorder(Subscriber):
         self._put({"retried": self._step})
 
     def noted(self, kind: str, text: str) -> None:
-        at = round(time.perf_counter() - self._began, 4)
+        at = round(time.perf_counter() - self._began_at, 4)
         self._put({"event": kind, "at": at, "step": self._step, "text": text})
 
     def flush(self) -> None:
         """Write the buffered lines."""
-        self._sink.flush()
+        self._writer.flush()
 
     def run_ends(self) -> None:
         """Flush and close. Also happens when the recorder is collected or Python exits."""
         self._close()
 
     def _put(self, line: dict[str, Any]) -> None:
-        self._sink.put(json.dumps(line, separators=(",", ":")))
+        self._writer.put(json.dumps(line, separators=(",", ":")))
 
     def _new_layout(self, layout: Layout) -> str:
         index = len(self._layouts)
@@ -203,8 +203,8 @@ class Recorder(Subscriber):
         return self._layouts[layout]
 
 
-class _Sink:
-    """Buffers lines for a file. If a write fails, it warns once and drops all later lines."""
+class _LineWriter:
+    """Buffers lines for a file. If a write fails, it warns once and drops this and later lines."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file: BinaryIO | None = file
@@ -245,8 +245,8 @@ def _number(value: int | None) -> str:
     return "null" if value is None else str(value)
 
 
-def own_path(path: Path) -> Path:
-    """The path of this process: ranks other than 0 add their rank to the name."""
+def path_of_rank(path: Path) -> Path:
+    """The path for this rank: ranks other than 0 add their number to the name."""
     rank = int(os.environ.get("RANK", "0") or 0)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank = torch.distributed.get_rank()
@@ -272,7 +272,7 @@ def refuse_unwritable(path: str | os.PathLike[str]) -> None:
     """Raise if `record=` is not a writable path; does not change an existing file."""
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"record= must be a file path such as 'run.jsonl'; got {path!r}")
-    _opened(unused_path(own_path(Path(path))), "ab").close()
+    _opened(unused_path(path_of_rank(Path(path))), "ab").close()
 
 
 def _opened(path: Path, mode: Literal["ab", "wb"] = "wb") -> BinaryIO:

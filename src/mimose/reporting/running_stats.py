@@ -13,7 +13,7 @@ from mimose.training import LaterBackward, StepRecord, StepStart, Subscriber
 
 
 class RunningStats(Subscriber):
-    """Statistics from the first step that it is told of."""
+    """Counts from the first step after it subscribed."""
 
     def __init__(self) -> None:
         self._stats = Stats()
@@ -27,12 +27,12 @@ class RunningStats(Subscriber):
         stats.steps += 1
         stats.last_step.size = step.size
         stats.last_step.base_bytes = reading.in_use
-        self._note_peaks(reading.peak, reading.peak_held)
+        self._update_peaks(reading.peak, reading.peak_held)
 
     def step_over(self, record: StepRecord) -> None:
         stats, last = self._stats, self._stats.last_step
         self._timer.step_over(planned=not record.observed)
-        self._note_peaks(record.peak_bytes or 0, record.peak_held_bytes or 0)
+        self._update_peaks(record.peak_bytes or 0, record.peak_held_bytes or 0)
         last.plan = None if record.observed else record.plan
         last.predicted_peak_bytes = None if record.is_bound else record.predicted_peak_bytes
         last.real_peak_bytes = record.real_peak_bytes
@@ -47,18 +47,18 @@ class RunningStats(Subscriber):
         stats.planned_steps += 1
         real, predicted = record.real_peak_bytes, record.predicted_peak_bytes
         if real is not None and predicted is not None and record.comparable:
-            self._note_shortfall(real, predicted)
+            self._update_shortfall(real, predicted)
         stats.runs_recomputed += plan.recomputed
         stats.runs_kept += plan.kept
         self._timer.times.recompute_seconds += plan.extra_seconds
 
     def later_backward_over(self, later: LaterBackward) -> None:
-        self._note_peaks(later.reading.peak, later.reading.peak_held)
+        self._update_peaks(later.reading.peak, later.reading.peak_held)
         if later.real_peak_bytes is None or later.predicted_peak_bytes is None:
             return
         self._stats.last_step.real_peak_bytes = later.real_peak_bytes
         if later.comparable:
-            self._note_shortfall(later.real_peak_bytes, later.predicted_peak_bytes)
+            self._update_shortfall(later.real_peak_bytes, later.predicted_peak_bytes)
 
     def memory_ran_out(self) -> None:
         self._stats.shortages.recoveries += 1
@@ -66,11 +66,11 @@ class RunningStats(Subscriber):
     def step_retried(self) -> None:
         self._stats.shortages.retries += 1
 
-    def _note_shortfall(self, real: int, predicted: int) -> None:
+    def _update_shortfall(self, real: int, predicted: int) -> None:
         shortfall = (real - predicted) / real
         self._stats.worst_shortfall = max(self._stats.worst_shortfall, shortfall)
 
-    def _note_peaks(self, peak_bytes: int, peak_held_bytes: int) -> None:
+    def _update_peaks(self, peak_bytes: int, peak_held_bytes: int) -> None:
         self._stats.peak_bytes = max(self._stats.peak_bytes, peak_bytes)
         self._stats.peak_held_bytes = max(self._stats.peak_held_bytes, peak_held_bytes)
 
@@ -81,11 +81,14 @@ class RunningStats(Subscriber):
 
     def so_far(self) -> Stats:
         """A copy of what was counted, without the values that other objects hold."""
-        last, shortages = replace(self._stats.last_step), replace(self._stats.shortages)
-        times = self._timer.so_far()
-        return replace(self._stats, times=times, last_step=last, shortages=shortages)
+        return replace(
+            self._stats,
+            times=self._timer.so_far(),
+            last_step=replace(self._stats.last_step),
+            shortages=replace(self._stats.shortages),
+        )
 
-    def filled_in(
+    def snapshot(
         self,
         *,
         cache: PlanCache,
@@ -94,7 +97,7 @@ class RunningStats(Subscriber):
         reserve_bytes: int | None,
         host: HostStats,
     ) -> Stats:
-        """A copy with the values that other objects hold."""
+        """A copy of what was counted, with the values that other objects hold."""
         return replace(
             self.so_far(),
             cache_hits=cache.hits,
@@ -108,31 +111,33 @@ class RunningStats(Subscriber):
 
 
 class _StepTimer:
-    """Adds up the time of steps, each until the start of the next one, without pauses."""
+    """Adds up the times of steps, each until the next one starts, without pauses in between."""
 
     def __init__(self) -> None:
         self.times = Times()
         self._pace = Pace()
-        self._began: float | None = None
-        self._opened = 0.0
-        self._over: float | None = None
+        self._run_began: float | None = None
+        self._step_began = 0.0
+        self._step_ended: float | None = None
         """When the last step ended; None while it runs."""
         self._was_planned = False
 
     def step_starts(self, planning_seconds: float) -> None:
         now = time.perf_counter()
-        self._began = now if self._began is None else self._began
-        if self._over is not None:
-            took = self._pace.seconds(self._over - self._opened, now - self._opened)
+        self._run_began = now if self._run_began is None else self._run_began
+        if self._step_ended is not None:
+            took = self._pace.seconds(self._step_ended - self._step_began, now - self._step_began)
             self.times.planned_seconds += took if self._was_planned else 0.0
-        self._opened, self._over = now, None
-        self.times.seconds = now - self._began
+        self._step_began, self._step_ended = now, None
+        self.times.seconds = now - self._run_began
         self.times.planning_seconds += planning_seconds
 
     def step_over(self, *, planned: bool) -> None:
-        self._over, self._was_planned = time.perf_counter(), planned
+        self._step_ended, self._was_planned = time.perf_counter(), planned
 
     def so_far(self) -> Times:
         """A copy that includes the last step, if it is over."""
-        last = self._over - self._opened if self._over is not None and self._was_planned else 0.0
-        return replace(self.times, planned_seconds=self.times.planned_seconds + last)
+        planned_seconds = self.times.planned_seconds
+        if self._step_ended is not None and self._was_planned:
+            planned_seconds += self._step_ended - self._step_began
+        return replace(self.times, planned_seconds=planned_seconds)

@@ -49,9 +49,9 @@ class Summary:
     evictions: int
     """Kept runs whose activations were dropped because memory ran short."""
     recoveries: int
-    """How often memory ran out and a block, or a step, was run again."""
+    """How often memory ran out and a block, or a whole step, was run again."""
     retries: int
-    """How often a whole step was."""
+    """How often a whole step was run again."""
     recompute_share: float
     """Share of the planned steps' time spent on recomputing, as in `Stats`."""
     worst_shortfall: float | None
@@ -147,7 +147,7 @@ def _columns(steps: Sequence[RecordedStep], axis: SizeAxis) -> dict[str, list[An
 
 
 def thinned(steps: Sequence[RecordedStep], most: int = _MOST_STEPS) -> list[RecordedStep]:
-    """All steps; in a long run only the highest of each interval."""
+    """All steps or, in a long run, the one with the highest peak in each interval."""
     if len(steps) <= most:
         return list(steps)
     edges = [len(steps) * i // most for i in range(most + 1)]
@@ -184,15 +184,15 @@ def _time(recording: Recording, outlook: Outlook) -> TimeFigures | None:
     budget, static = recording.header.budget_bytes, Static(Optimal())
     known = {size: profile for size, profile in profiles.items() if profile is not None}
     largest = max(known.values(), key=lambda profile: sum(run.saved for run in profile.runs))
-    frozen = static.plan(largest, outlook.available(largest, budget)).choices
+    static_choices = static.plan(largest, outlook.available(largest, budget)).choices
     return TimeFigures(
         steps=len(steps),
         seconds=sum(took[id(step)] for step in steps),
         chosen_seconds=sum(step.recompute_milliseconds for step in steps) / 1e3,
         static_seconds=sum(
-            extra_nanoseconds(known[step.size], frozen) / 1e9
+            extra_nanoseconds(known[step.size], static_choices) / 1e9
             for step in steps
-            if len(known[step.size].runs) == len(frozen)
+            if len(known[step.size].runs) == len(static_choices)
         ),
         everything_seconds=sum(whole_seconds(known[step.size]) for step in steps),
     )

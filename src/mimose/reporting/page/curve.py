@@ -29,14 +29,14 @@ class Moment(NamedTuple):
     """On top of the memory in use at the start of the step."""
 
 
-class _Pen:
+class _Curve:
     """Appends moments at increasing times."""
 
     def __init__(self) -> None:
         self.moments: list[Moment] = []
         self._seconds = 0.0
 
-    def draw(self, phase: str, run: int, seconds: float, *levels: int) -> None:
+    def add(self, phase: str, run: int, seconds: float, *levels: int) -> None:
         """Append these levels, evenly spaced over the next `seconds`."""
         for level in levels:
             self._seconds += seconds / len(levels)
@@ -45,22 +45,22 @@ class _Pen:
 
 def curve(profile: Profile, choices: Sequence[Option]) -> list[Moment]:
     """The memory of a step in which each run has the option chosen for it."""
-    pen, runs = _Pen(), profile.runs
+    drawn, runs = _Curve(), profile.runs
     costs, (starts, _, entries) = costs_of(profile, choices), levels(profile, choices)
     moments = Moments(profile, costs)
     for k, (run, cost, start) in enumerate(zip(runs, costs, starts, strict=True)):
         if run.between_blocks_peak > 0:
-            pen.draw(GAP, k, 0.0, start + run.between_blocks_peak)
-        pen.draw(FORWARD, k, _seconds(run), start, start + _highest(run, cost))
-    pause = _seconds_of_head(profile)
-    pen.draw(HEAD, -1, pause, *moments.heads)
+            drawn.add(GAP, k, 0.0, start + run.between_blocks_peak)
+        drawn.add(FORWARD, k, _seconds(run), start, start + _highest(run, cost))
+    head_seconds = _head_seconds(profile)
+    drawn.add(HEAD, -1, head_seconds, *moments.heads)
     for k in reversed(range(len(runs))):
         if runs[k].fixed:  # its backward is not measured
-            pen.draw(BACKWARD, k, 0.0, moments.backwards[k])
+            drawn.add(BACKWARD, k, 0.0, moments.backwards[k])
         else:
-            _draw_backward(pen, k, runs[k], costs[k], entries[k])
-    pen.draw(TAIL, -1, pause / 2, profile.tail)
-    return pen.moments
+            _add_backward(drawn, k, runs[k], costs[k], entries[k])
+    drawn.add(TAIL, -1, head_seconds / 2, profile.tail)
+    return drawn.moments
 
 
 def _highest(run: RunCost, cost: OptionCost) -> int:
@@ -69,21 +69,21 @@ def _highest(run: RunCost, cost: OptionCost) -> int:
     return run.recompute_peak if kept else run.forward_peak
 
 
-def _draw_backward(pen: _Pen, k: int, run: RunCost, cost: OptionCost, entry: int) -> None:
+def _add_backward(drawn: _Curve, k: int, run: RunCost, cost: OptionCost, entry: int) -> None:
     level = entry - cost.backward_held
     if cost.option.recomputes:
-        pen.draw(RECOMPUTE, k, _seconds(run), level, level + run.recompute_peak)
+        drawn.add(RECOMPUTE, k, _seconds(run), level, level + run.recompute_peak)
     level += run.saved
     if not cost.option.recomputes:
         level -= run.droppable_input
     seconds = run.backward_nanoseconds / 1e9 or 2 * _seconds(run)
-    pen.draw(BACKWARD, k, seconds, level, level + run.backward_peak)
+    drawn.add(BACKWARD, k, seconds, level, level + run.backward_peak)
 
 
 def _seconds(run: RunCost) -> float:
     return max(run.nanoseconds, 1) / 1e9
 
 
-def _seconds_of_head(profile: Profile) -> float:
+def _head_seconds(profile: Profile) -> float:
     """Not measured: half an average run, so that the phase is visible."""
     return sum(map(_seconds, profile.runs)) / max(1, len(profile.runs)) / 2

@@ -57,7 +57,7 @@ def figures_by_size(
 ) -> tuple[SizeFigures, ...]:
     """The figures of the recorded sizes in the order of the axis, thinned out if they are many."""
     counts = Counter(step.size for step in recording.steps if axis.shows(step.size))
-    predictions = {size: known for size in counts if (known := outlook.estimate(size)) is not None}
+    predictions = {size: known for size in counts if (known := outlook.predict(size)) is not None}
     sizes = sorted(predictions, key=lambda size: (axis.x(size), size.dims))
     if len(sizes) > _MOST_SIZES:
         last = len(sizes) - 1

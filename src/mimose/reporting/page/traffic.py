@@ -1,4 +1,4 @@
-"""The copies between device and host in one step, on the clock of its curve."""
+"""The copies between device and host in one step, at the times of its memory curve."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Copy(NamedTuple):
 
 
 def copies(profile: Profile, choices: Sequence[Option], moments: Sequence[Moment]) -> list[Copy]:
-    """The traffic on the link in a step with this curve: one copy at a time, in order."""
+    """The copies in a step with this curve. The link makes one copy at a time, in order."""
     link, transfers = profile.link, transfers_of(profile, costs_of(profile, choices)).transfers
     if link is None:
         return []
@@ -32,13 +32,13 @@ def copies(profile: Profile, choices: Sequence[Option], moments: Sequence[Moment
     for before, after in pairwise(moments):
         if after.phase in (RECOMPUTE, BACKWARD):
             backwards_begin.setdefault(after.run, before.seconds)
-    free, made = 0.0, []
+    link_free_at, made = 0.0, []
     for run, size, *_ in transfers:
-        begins = max(free, forwards_end[run])
-        free = begins + link.nanoseconds_to_host(size) / 1e9
-        made.append(Copy(run, True, begins, free, size))
+        begins = max(link_free_at, forwards_end[run])
+        link_free_at = begins + link.nanoseconds_to_host(size) / 1e9
+        made.append(Copy(run, True, begins, link_free_at, size))
     for run, size, _, prefetch in reversed(transfers):
-        begins = max(free, backwards_begin[prefetch])
-        free = begins + link.nanoseconds_from_host(size) / 1e9
-        made.append(Copy(run, False, begins, free, size))
+        begins = max(link_free_at, backwards_begin[prefetch])
+        link_free_at = begins + link.nanoseconds_from_host(size) / 1e9
+        made.append(Copy(run, False, begins, link_free_at, size))
     return made
