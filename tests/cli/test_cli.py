@@ -186,7 +186,7 @@ def test_without_typer_what_needs_none_works_and_the_rest_says_what_to_install()
         env={**os.environ, "PYTHONPATH": SOURCE},
         check=False,
     )
-    assert "this needs typer and rich: pip install 'typer>=" in done.stderr
+    assert "this command needs typer and rich: pip install 'typer>=" in done.stderr
     assert done.stderr.count("\n") == 1
     assert "['report', 'x'] 2\n" in done.stdout
     assert f"mimose {mimose.__version__}\n['--version'] 0\n" in done.stdout

@@ -89,12 +89,15 @@ def plan(
     samples: Annotated[
         bool,
         typer.Option(
-            "--samples", help="The lengths are of samples, padded to the longest of a batch."
+            "--samples",
+            help="The lengths are of samples; a batch is padded to its longest.",
         ),
     ] = False,
-    planner: Annotated[str | None, typer.Option(help="Another planner, such as greedy.")] = None,
+    planner: Annotated[
+        str | None, typer.Option(help="Plan with another planner, such as greedy.")
+    ] = None,
     floor: Annotated[
-        str | None, typer.Option(help="Memory in use before a step; a recording contains it.")
+        str | None, typer.Option(help="Memory in use before a step; needed for a state_dict.")
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Also draw a chart to this file (.png, .svg).")
@@ -153,14 +156,14 @@ def compare(
         typer.Option(help="An operator trace of the same step, to simulate DTR (mimose trace)."),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option(help="Seconds that Checkmate's solver may take for each budget.")
+        float, typer.Option(help="Time limit in seconds of Checkmate's solver, for each budget.")
     ] = 10.0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also write a page (.html, .md).")
     ] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Compare planners of the field on the costs of a recorded run, without training."""
+    """Compare published planners on the costs of a recorded run, without training."""
     from mimose.cli.comparing import run_comparison
 
     budgets = [_in_bytes(text) for text in budget or []]
@@ -184,11 +187,11 @@ def trace(
         Path, typer.Option("--output", "-o", help="File for the recorded trace.")
     ] = Path("trace.jsonl"),
     device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; by default cuda if there is one.")
+        str | None, typer.Option(help="cpu or cuda; cuda by default if available.")
     ] = None,
     heuristic: Annotated[
         list[str] | None,
-        typer.Option(help="A heuristic such as h_DTR^eq; may be repeated. By default all."),
+        typer.Option(help="A heuristic such as h_DTR^eq; may be repeated. All by default."),
     ] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
@@ -218,7 +221,7 @@ def demo(
     ),
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Train a small encoder four ways and compare: about a minute on a CPU."""
+    """Train a small encoder four ways and compare them (about a minute on a CPU)."""
     from mimose.cli import demo as demonstration
     from mimose.cli import demo_training
     from mimose.cli.terminal import LiveDemo

@@ -1,4 +1,4 @@
-"""`mimose compare`: every planner of the field on one recording."""
+"""`mimose compare`: mimose's and published planners on one recording."""
 
 from __future__ import annotations
 

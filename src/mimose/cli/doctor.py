@@ -80,7 +80,9 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--blocks", metavar="GLOB", action="append", help="blocks= of auto_checkpoint; repeatable"
     )
-    parser.add_argument("--exclude", metavar="GLOB", action="append", help="exclude=; repeatable")
+    parser.add_argument(
+        "--exclude", metavar="GLOB", action="append", help="exclude= of auto_checkpoint; repeatable"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 

@@ -14,9 +14,9 @@ PURPOSE = "Train PyTorch models under a memory budget: reports, forecasts, demo 
 COMMANDS = {
     "report": "Make a page from a recorded run or from benchmark results.",
     "plan": "Predict the cost of other budgets, host memory or lengths, without training.",
-    "compare": "Compare planners of the field on the costs of a recorded run, without training.",
+    "compare": "Compare published planners on the costs of a recorded run, without training.",
     "trace": "Record the operators of a training step, and simulate DTR on them.",
-    "demo": "Train a small encoder four ways and compare: about a minute on a CPU.",
+    "demo": "Train a small encoder four ways and compare them (about a minute on a CPU).",
     "doctor": "Check this machine, and optionally a model, for problems.",
     "bench": "Benchmark training under a memory budget on this machine.",
 }
@@ -69,7 +69,8 @@ def _without(missing: list[str], words: list[str]) -> int:
         print(f"\nAll commands except doctor need {needs}")
         return 0
     print(
-        f"mimose: this needs {needs}. `mimose doctor` and `python -m mimose.cli.demo` do not",
+        f"mimose: this command needs {needs}. `mimose doctor` and `python -m mimose.cli.demo` "
+        "do not",
         file=sys.stderr,
     )
     return 2

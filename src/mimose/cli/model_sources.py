@@ -29,7 +29,7 @@ def load_model(target: str) -> nn.Module:
         model = made if isinstance(made, nn.Module) else made()
     except Exception as error:
         raise ArgumentError(
-            f"--model {target!r} failed: {type(error).__name__}: {error}. The module must be "
+            f"--model {target!r} failed: {reason(error)}. The module must be "
             "importable from this folder, and the factory must take no arguments"
         ) from None
     if not isinstance(model, nn.Module):
@@ -92,10 +92,10 @@ def load_config(name: str) -> nn.Module:
         with torch.device("meta"):
             model: nn.Module = make(config)
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ArgumentError(
-            f"--config {name!r} cannot be loaded: {reason}. Give a folder with a config.json, or a "
-            "model name on the hub"
+            f"--config {name!r} cannot be loaded: {first_line}. Give a folder with a "
+            "config.json, or the name of a model on the hub"
         ) from None
     return model.train()
 

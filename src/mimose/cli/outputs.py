@@ -19,7 +19,7 @@ def write(text: str, target: Path) -> None:
 
 
 def print_remark(file: Path, remark: str) -> None:
-    """Print what there is to say about an input file, if anything."""
+    """Print a remark about an input file, unless it is empty."""
     if remark:
         print_status(f"{file}: {remark}")
 
@@ -35,7 +35,7 @@ def need_matplotlib(picture: Path) -> None:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         raise ArgumentError(
-            f"this needs matplotlib: {pip_command('bench', 'matplotlib')}"
+            f"pictures need matplotlib: {pip_command('bench', 'matplotlib')}"
         ) from None
     formats = FigureCanvasBase.get_supported_filetypes()
     if picture.suffix.lower().removeprefix(".") not in formats:

@@ -20,7 +20,7 @@ _BAR_WIDTH = 44
 def forecast_table(forecast: Forecast) -> RenderableType:
     """One row per budget, and remarks."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    names = ["budget", "ms a step", "recompute ms", "recomputed", "too large"]
+    names = ["budget", "ms/step", "recompute ms", "recomputed", "too large"]
     names += ["unknown"] if forecast.unknown_share else []
     names += ["largest n", "batch"] if forecast.dimension is not None else ["batch"]
     for name in names:
@@ -40,17 +40,17 @@ def _host_table(forecast: Forecast) -> Table:
         title=f"host memory, at the recorded budget of {budget}",
         title_justify="left",
     )
-    for name in ("host memory", "used", "ms a step", "recompute ms", "waiting ms", "too large"):
+    for name in ("host memory", "used", "ms/step", "recompute ms", "waiting ms", "too large"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in forecast.host_rows:
-        table.add_row(*_host_cells(one))
+    for host_row in forecast.host_rows:
+        table.add_row(*_host_cells(host_row))
     return table
 
 
-def _host_cells(one: HostRow) -> list[str]:
-    row = one.row
+def _host_cells(host_row: HostRow) -> list[str]:
+    row = host_row.row
     return [
-        "any" if one.limit_bytes is None else text_of(one.limit_bytes),
+        "any" if host_row.limit_bytes is None else text_of(host_row.limit_bytes),
         text_of(row.host_bytes) if row.host_bytes else "–",
         _milliseconds(row.step_seconds),
         _milliseconds(row.recompute_seconds),
@@ -119,7 +119,7 @@ def _remarks(forecast: Forecast) -> list[str]:
 
 
 def _host_remarks(forecast: Forecast) -> list[str]:
-    """What the columns on host memory mean, and whether more of it would help."""
+    """What the columns on host memory mean, and whether more host memory would help."""
     if not forecast.host_rows:
         return []
     meaning = (

@@ -1,4 +1,4 @@
-"""`mimose trace`: record the operators of a step, and what DTR would cost at less memory."""
+"""`mimose trace`: record the operators of a step, and simulate DTR with less memory."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def load_or_record(source: str, device: str | None) -> Trace:
     """The trace in a file, or of the step that `module:function` returns."""
     if is_trace_file(source):
         return read_trace(source)
-    where, step = _chosen(device), load_step(source)
+    device_type, step = _checked_device(device), load_step(source)
     try:
-        return record_trace(step, device=where)
+        return record_trace(step, device=device_type)
     except MimoseError:
         raise
     except Exception as error:
@@ -70,18 +70,18 @@ def load_or_record(source: str, device: str | None) -> Trace:
         ) from None
 
 
-def _chosen(device: str | None) -> str:
+def _checked_device(device: str | None) -> str:
     if device not in (None, "cpu", "cuda"):
-        raise ArgumentError(f"--device {device}: a step is recorded on cpu or cuda")
+        raise ArgumentError(f"--device {device}: steps can be recorded on cpu or cuda only")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError("--device cuda: this torch sees no CUDA device. Use --device cpu")
+        raise ArgumentError("--device cuda: torch finds no CUDA device here. Use --device cpu")
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def compare(trace: Trace, heuristics: Sequence[str]) -> Comparison:
     """Simulate a trace at every share of its memory."""
     if not trace.calls:
-        raise ArgumentError("the trace has no operator calls: the step must run a model")
+        raise ArgumentError("the trace contains no operator calls: the step must run a model")
     return Comparison(
         calls=len(trace.calls),
         milliseconds=trace.nanoseconds / 1e6,
@@ -101,7 +101,7 @@ def known_heuristics(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in HEURISTICS:
             raise ArgumentError(
-                f"--heuristic {name!r} is none of {', '.join(HEURISTICS)}: use one of these"
+                f"--heuristic {name!r} is unknown: use one of {', '.join(HEURISTICS)}"
             )
     return list(names or HEURISTICS)
 
@@ -116,10 +116,10 @@ def trace_table(comparison: Comparison) -> RenderableType:
         table.add_row(name, *map(_overhead, outcomes))
     lines = (
         f"{comparison.calls} operator calls, {comparison.milliseconds:.1f} ms, peak "
-        f"{text_of(comparison.peak_bytes)}, of which constants "
-        f"{text_of(comparison.constant_bytes)}. Time under DTR at a share of the peak:"
+        f"{text_of(comparison.peak_bytes)}, {text_of(comparison.constant_bytes)} of it constants. "
+        "Time under DTR relative to the plain step, at these shares of the peak:"
     )
-    legend = "–: does not fit; thrash: recomputing takes more than nine times the step"
+    legend = "–: does not fit; thrash: recomputing takes more than nine times as long as the step"
     return Group(Text(lines), table, Text(legend))
 
 

@@ -1,4 +1,4 @@
-"""Run a command, and report what its user can put right in one line on stderr."""
+"""Run a command, and report errors that its user can correct in one line on stderr."""
 
 from __future__ import annotations
 
