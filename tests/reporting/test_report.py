@@ -15,7 +15,7 @@ import models
 from loops import adamw, bert, counted, labelled, task, texts, train
 from mimose.costs.options import Option
 from mimose.costs.pace import Pace
-from mimose.integrations.metrics import Interval
+from mimose.integrations.metrics import IntervalMetrics
 from mimose.reporting import Shortages, Stats
 from parts import Assembled, Observations
 
@@ -181,13 +181,13 @@ def test_a_peak_that_is_only_bounded_is_not_logged_as_predicted() -> None:
         seen = Observations()
         handle.subscribe(seen)
         train(model, [long] * 4)
-        assert "mimose/predicted_peak_gib" in Interval().row(handle)  # type: ignore[arg-type]
+        assert "mimose/predicted_peak_gib" in IntervalMetrics().since_last(handle)  # type: ignore[arg-type]
         for observation in seen.whole * 12:  # often enough to do without more
             handle.scheduler.learn(observation)
         train(model, [short])
         assert handle.stats().planned_steps == 3
         assert handle.stats().last_predicted_peak_bytes is None
-        assert "mimose/predicted_peak_gib" not in Interval().row(handle)  # type: ignore[arg-type]
+        assert "mimose/predicted_peak_gib" not in IntervalMetrics().since_last(handle)  # type: ignore[arg-type]
 
 
 def test_largest_batch_fits_with_every_block_recomputed_and_twice_as_much_does_not() -> None:

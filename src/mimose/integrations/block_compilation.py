@@ -1,4 +1,4 @@
-"""`torch_compile=True` of a `Trainer`: compile the blocks, and not the model as a whole."""
+"""With `torch_compile=True`, compile each block of a `Trainer`'s model instead of the whole."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from torch import nn
 from mimose.api import Mimose, refuse_options, switched_off
 from mimose.errors import ArgumentError, ConflictError
 from mimose.integrations import missing
-from mimose.integrations.companion import Companion
 from mimose.integrations.method_wrapper import MethodWrapper
+from mimose.integrations.trainer_session import TrainerSession
 from mimose.interception import Selector
 from mimose.planning import Planner
 from mimose.reporting import Explanation, Stats
@@ -105,8 +105,8 @@ class Enabled:
     def __init__(self, trainer: Trainer, memory_budget: int | str, options: dict[str, Any]) -> None:
         self._trainer = trainer
         self._options = options
-        self._companion = Companion(memory_budget, **options)
-        self._callback = AttachingCallback(self._companion)
+        self._session = TrainerSession(memory_budget, **options)
+        self._callback = AttachingCallback(self._session)
         trainer.add_callback(self._callback)
         self._wrappers = [
             MethodWrapper(self, trainer, "train", self._train),
@@ -115,13 +115,13 @@ class Enabled:
         ]
 
     def __repr__(self) -> str:
-        state = self._companion if self._wrappers else "disabled"
+        state = self._session if self._wrappers else "disabled"
         return f"<mimose in {type(self._trainer).__name__}: {state}>"
 
     @property
     def handle(self) -> Mimose | None:
         """The handle of the current or last run; None before the first."""
-        return self._companion.handle
+        return self._session.handle
 
     def stats(self) -> Stats:
         """Statistics of the current or last run."""
@@ -135,7 +135,7 @@ class Enabled:
 
     def disable(self) -> None:
         """Restore the trainer and the model."""
-        self._companion.end()
+        self._session.end()
         if self._wrappers:
             self._trainer.remove_callback(self._callback)
         while self._wrappers:
@@ -148,12 +148,12 @@ class Enabled:
         if folder is True:
             folder = get_last_checkpoint(self._trainer.args.output_dir)  # type: ignore[no-untyped-call]
         if folder:
-            self._companion.load(Path(folder))
+            self._session.load(Path(folder))
         with blocks_compiled_instead(self._trainer, self._callback, self._options):
             try:
                 return plain(resume_from_checkpoint, *args, **more)
             finally:
-                self._companion.end()
+                self._session.end()
 
     def _training_step(
         self, plain: Callable[..., Any], model: nn.Module, inputs: Any, *args: Any, **more: Any
@@ -173,7 +173,7 @@ class Enabled:
         self, plain: Callable[..., Any], logs: dict[str, float], *args: Any, **more: Any
     ) -> Any:
         if _is_training_log(logs):
-            logs.update(self._companion.row())
+            logs.update(self._session.metrics())
         return plain(logs, *args, **more)
 
 
@@ -207,7 +207,7 @@ class MimoseCallback(AttachingCallback):
         record: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(
-            Companion(
+            TrainerSession(
                 memory_budget,
                 blocks=blocks,
                 exclude=exclude,
@@ -223,12 +223,12 @@ class MimoseCallback(AttachingCallback):
         )
 
     def __repr__(self) -> str:
-        return f"MimoseCallback({self._companion})"
+        return f"MimoseCallback({self._session})"
 
     @property
     def handle(self) -> Mimose | None:
         """The handle of the current or last run; None before the first."""
-        return self._companion.handle
+        return self._session.handle
 
     def on_train_begin(
         self,
@@ -242,7 +242,7 @@ class MimoseCallback(AttachingCallback):
             _refuse_data_parallel(args)
             _refuse_compiled(args)
         if state.global_step:
-            self._companion.load(checkpoint_folder(args, state))
+            self._session.load(checkpoint_folder(args, state))
         super().on_train_begin(args, state, control, model)
 
     def on_log(
@@ -254,7 +254,7 @@ class MimoseCallback(AttachingCallback):
         **_: Any,
     ) -> None:
         if logs is not None and _is_training_log(logs):
-            row = self._companion.row()
+            row = self._session.metrics()
             logs.update(row)
             state.log_history[-1].update(row)
 

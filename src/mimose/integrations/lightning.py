@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from mimose.api import Mimose
 from mimose.integrations import missing
-from mimose.integrations.companion import Companion
+from mimose.integrations.trainer_session import TrainerSession
 from mimose.interception import Selector
 from mimose.planning import Planner
 from mimose.tensors import SizeFunction
@@ -65,7 +65,7 @@ class MimoseCallback(Callback):
         input_size: SizeFunction | None = None,
         record: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._companion = Companion(
+        self._session = TrainerSession(
             memory_budget,
             blocks=blocks,
             exclude=exclude,
@@ -81,16 +81,16 @@ class MimoseCallback(Callback):
         self._logged_at = 0
 
     def __repr__(self) -> str:
-        return f"MimoseCallback({self._companion})"
+        return f"MimoseCallback({self._session})"
 
     @property
     def handle(self) -> Mimose | None:
         """The handle of the current or last fit; None before the first."""
-        return self._companion.handle
+        return self._session.handle
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._logged_at = trainer.global_step
-        self._companion.begin(pl_module)
+        self._session.begin(pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any
@@ -98,18 +98,18 @@ class MimoseCallback(Callback):
         step, interval = trainer.global_step, trainer.log_every_n_steps  # type: ignore[attr-defined]
         if interval and step != self._logged_at and step % interval == 0:
             self._logged_at = step
-            pl_module.log_dict(self._companion.row(), on_step=True, on_epoch=False)
+            pl_module.log_dict(self._session.metrics(), on_step=True, on_epoch=False)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        self._companion.end()
+        self._session.end()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._companion.end()
+        self._session.end()
 
     def state_dict(self) -> dict[str, Any]:
-        return self._companion.state_dict()
+        return self._session.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._companion.load_state_dict(state_dict)
+        self._session.load_state_dict(state_dict)

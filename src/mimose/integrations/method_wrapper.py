@@ -1,4 +1,4 @@
-"""Replace a method of one object, and put it back."""
+"""Replace a method of one object until it is restored."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class MethodWrapper:
         self, owner: Any, trainer: object, name: str, replacement: Callable[..., Any]
     ) -> None:
         self.owner = owner
-        """Where this wrapper belongs; a later one takes its place."""
+        """The object that installed this wrapper; replacing the wrapper disables it."""
         self._attributes, self._name = vars(trainer), name
-        self._former = self._attributes.get(name)
-        plain = getattr(trainer, name)
-        self._call = functools.partial(replacement, plain)
-        functools.update_wrapper(self, plain)
+        self._former_attribute = self._attributes.get(name)
+        method = getattr(trainer, name)
+        self._call = functools.partial(replacement, method)
+        functools.update_wrapper(self, method)
         self._attributes[name] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -32,7 +32,7 @@ class MethodWrapper:
         """Put the former method back."""
         if self._attributes.get(self._name) is not self:  # wrapped again by something else
             return
-        if self._former is None:
+        if self._former_attribute is None:
             del self._attributes[self._name]
         else:
-            self._attributes[self._name] = self._former
+            self._attributes[self._name] = self._former_attribute

@@ -10,14 +10,14 @@ from mimose.units import GIB
 
 
 @final
-class Interval:
-    """Converts a handle's running totals to metrics of one logging interval."""
+class IntervalMetrics:
+    """Converts the running totals of a handle to metrics of each logging interval."""
 
     def __init__(self) -> None:
         self._before = Stats()
 
-    def row(self, handle: Mimose) -> dict[str, float]:
-        """The metrics since the last row. Unknown values are omitted, not logged as zero."""
+    def since_last(self, handle: Mimose) -> dict[str, float]:
+        """The metrics since the last call. Unknown values are omitted, not logged as zero."""
         now, before = handle.stats(), self._before
         self._before = now
         row = {

@@ -1,4 +1,4 @@
-"""A callback of transformers' `Trainer` that attaches mimose for the time of the training."""
+"""A callback of transformers' `Trainer` that attaches mimose while it trains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from mimose.api import switched_off
-from mimose.integrations.companion import Companion
+from mimose.integrations.trainer_session import TrainerSession
 
 log = logging.getLogger("mimose")
 
@@ -20,8 +20,8 @@ log = logging.getLogger("mimose")
 class AttachingCallback(TrainerCallback):
     """Attaches when training begins, saves the state with each checkpoint, detaches at the end."""
 
-    def __init__(self, companion: Companion) -> None:
-        self._companion = companion
+    def __init__(self, session: TrainerSession) -> None:
+        self._session = session
         self.before_attaching: Callable[[nn.Module], None] = lambda model: None
 
     def on_train_begin(
@@ -33,24 +33,24 @@ class AttachingCallback(TrainerCallback):
         **_: Any,
     ) -> None:
         assert model is not None
-        if args.gradient_checkpointing and not (self._companion.attached or switched_off()):
+        if args.gradient_checkpointing and not (self._session.attached or switched_off()):
             log.warning(
                 "gradient_checkpointing=True: mimose decides for each batch which layers are "
                 "recomputed, instead of recomputing all of them"
             )
         self.before_attaching(model)
-        self._companion.begin(model)
+        self._session.begin(model)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         if args.should_save:
-            self._companion.save(checkpoint_folder(args, state))
+            self._session.save(checkpoint_folder(args, state))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        self._companion.end()
+        self._session.end()
 
 
 def checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:

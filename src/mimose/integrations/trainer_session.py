@@ -1,4 +1,4 @@
-"""Attaches mimose while a trainer trains, and keeps its state between runs."""
+"""mimose in one trainer: attached while it trains, its state kept from run to run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from mimose.api import Mimose, auto_checkpoint, refuse_options
 from mimose.errors import warn
-from mimose.integrations.metrics import Interval
+from mimose.integrations.metrics import IntervalMetrics
 
 log = logging.getLogger("mimose")
 
@@ -23,7 +23,7 @@ FILE_NAME = "mimose.json"
 
 
 @final
-class Companion:
+class TrainerSession:
     """Attaches when a run begins, detaches when it ends, and loads the state into the next run.
 
     It attaches as late as possible, because trainers wrap, move and rebuild models before that.
@@ -33,9 +33,9 @@ class Companion:
         refuse_options(memory_budget, **options)
         self._memory_budget = memory_budget
         self._options = options
-        self._interval = Interval()
+        self._metrics = IntervalMetrics()
         self._state: dict[str, Any] | None = None
-        self._model: Callable[[], nn.Module | None] = lambda: None
+        self._model_if_alive: Callable[[], nn.Module | None] = lambda: None
         self.handle: Mimose | None = None
         """The handle of the current or last run."""
 
@@ -53,12 +53,12 @@ class Companion:
 
     def begin(self, model: nn.Module) -> Mimose:
         """Attach to the model, unless already attached (a restart with a smaller batch size)."""
-        if self.handle is not None and self.attached and self._model() is model:
+        if self.handle is not None and self.attached and self._model_if_alive() is model:
             return self.handle
         self.end()
         self.handle = auto_checkpoint(model, self._memory_budget, **self._options)
-        self._model = weakref.ref(model)
-        self._interval = Interval()
+        self._model_if_alive = weakref.ref(model)
+        self._metrics = IntervalMetrics()
         if self._state:
             self.handle.load_state_dict(self._state)
         return self.handle
@@ -69,9 +69,9 @@ class Companion:
             self._state = self.handle.state_dict()
             self.handle.detach()
 
-    def row(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The metrics to log; empty if not attached."""
-        return self._interval.row(self.handle) if self.handle and self.attached else {}
+        return self._metrics.since_last(self.handle) if self.handle and self.attached else {}
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the current or last run."""
@@ -94,7 +94,7 @@ class Companion:
         """Load the state from a trainer's checkpoint folder, if it contains one."""
         file = folder / FILE_NAME
         if not file.is_file():
-            log.info("%s has no %s: mimose observes this run from the start", folder, FILE_NAME)
+            log.info("there is no %s: mimose starts this run without learned costs", file)
             return
         try:
             state = json.loads(file.read_text())
@@ -104,6 +104,6 @@ class Companion:
             self.load_state_dict(state)
         else:
             warn(
-                f"{file} is damaged ({state!r:.80}): mimose observes this run from the start. "
+                f"{file} is damaged ({state!r:.80}): mimose starts this run without learned costs. "
                 "Training continues"
             )
