@@ -159,7 +159,7 @@ def test_budget_below_the_floor_is_remarked_on(recording_file: Path) -> None:
     (size,) = compare(recording_file).sizes
     found = compare(recording_file, budgets=[int(0.8 * size.least_budget_bytes)])
     assert not found.sizes[0].rows[0].cells[0].fits
-    assert "less than a plan of one choice a block needs" in found.remarks[-1]
+    assert "is too little for any plan with one choice per block" in found.remarks[-1]
 
 
 def test_budget_that_leaves_nothing_is_refused(recording_file: Path) -> None:

@@ -188,7 +188,7 @@ def test_checkmate_reports_its_bound_when_time_is_over() -> None:
     outcome = Checkmate(time_limit_seconds=0.0).schedule(equal_blocks(8), 110)
     assert outcome.timed_out
     assert outcome.fits  # rotor's schedule
-    assert outcome.gap is None or 0 <= outcome.gap <= 1
+    assert outcome.bound_seconds is None or 0 <= outcome.bound_seconds <= outcome.extra_seconds
 
 
 def test_without_scipy_checkmate_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,8 @@ from mimose.comparison.schedules import (
     Operation,
     Recompute,
     ScheduleError,
-    recomputes,
     schedule_of,
 )
-from mimose.costs.options import Option
 from mimose.costs.timeline import Profile, extra_nanoseconds, peak
 
 PROFILES = st.one_of(chains.realistic_chains(9, 150), chains.odd_chains(8, 6))
@@ -36,12 +34,6 @@ def test_schedule_of_a_plan_has_exactly_the_peak_and_time_of_the_plan(
     cost = evaluate(profile, schedule_of(profile, choices))
     assert cost.peak_bytes == peak(profile, choices)
     assert cost.extra_nanoseconds == extra_nanoseconds(profile, choices)
-
-
-def test_recomputes_are_counted() -> None:
-    profile = chain(run(), run(), run())
-    choices = [Option.RECOMPUTE, Option.KEEP, Option.RECOMPUTE]
-    assert recomputes(schedule_of(profile, choices)) == 2
 
 
 TWO = chain(

@@ -1,8 +1,8 @@
-"""The rest of the field on the same costs: other planners and DTR, simulated.
+"""Published planners and a simulation of DTR, on the costs of the same recorded run.
 
-What one choice for each block cannot express (segments, nested recomputes, eviction of single
-operators) is a schedule or a trace here, with its peak and its time. For comparing, not for
-training: no other package imports this one, except for the command line.
+Methods that do not choose one option for each block (segments, nested recomputes, eviction of
+single tensors) are expressed here as schedules and traces, whose peak and time are evaluated. They
+are for comparison, not for training: only the command line imports this package.
 """
 
 from mimose.comparison.checkmate import Checkmate

@@ -1,7 +1,7 @@
-"""Every planner of the field on the costs of one recorded run.
+"""mimose's planners and published ones on the costs of one recorded run.
 
-Peaks and fits are those of the timeline, whatever model a planner has planned with. Extra time is
-that of all recomputes.
+Peaks come from the timeline, whatever model a planner has planned with. Extra time is the time of
+all recomputes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from mimose.reporting import Outlook, read_recording
 from mimose.units import text_of
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
-"""Budgets without --budget: so far from all recomputed to all kept."""
+"""Budgets without --budget, from all recomputed (0) to all kept (1)."""
 
 WITH_HOST = "optimal+host"
 """The default planner with host memory, if the recorded run had a link to it."""
 
-_OF_DTR = (
-    "dtr: h_DTR^eq, simulated on the operator trace. Its times are those of the trace, operator by "
-    "operator; it decides during the step."
+_DTR_REMARK = (
+    "dtr: h_DTR^eq, simulated on the operator trace with the measured time of each operator. It "
+    "decides during the step."
 )
 _SHOWN = 8
 """How many recorded sizes an error message lists."""
@@ -54,7 +54,7 @@ class Cell:
     """Whether the planner's own model says that it fits."""
     planning_seconds: float
     bound_seconds: float | None = None
-    """What no schedule of the planner's form is faster than, if it tells."""
+    """Lower bound on the time of any schedule of the planner's form; None if it gives none."""
     timed_out: bool = False
 
     @property
@@ -77,9 +77,9 @@ class SizeComparison:
     size: str
     blocks: int
     least_budget_bytes: int
-    """What recomputing every block needs."""
+    """The least budget with every block recomputed."""
     easy_budget_bytes: int
-    """From here on everything is kept."""
+    """From this budget on, everything is kept."""
     whole_seconds: float
     """Time of recomputing every block once."""
     rows: tuple[Row, ...]
@@ -100,12 +100,12 @@ def compare(
     time_limit_seconds: float = 10.0,
     trace: Path | None = None,
 ) -> Comparison:
-    """Compare all planners on a recording: at the largest recorded size, or at these.
+    """Compare all planners on a recording, at these sizes or at the largest recorded one.
 
     With an operator trace of the same step, DTR is simulated beside them.
     """
     if trace is not None and len(sizes) > 1:
-        raise ArgumentError("--trace: give one --size, that of the step that was traced")
+        raise ArgumentError("--trace: give one --size, the size of the traced step")
     traced = None if trace is None else read_trace(trace)
     recording = read_recording(file)
     outlook = Outlook.of(recording)
@@ -118,19 +118,19 @@ def compare(
     chosen = [_size_named(text, list(known)) for text in sizes]
     chosen = chosen or [max(known, key=lambda size: outlook.easy_budget(known[size]))]
     if traced is not None:
-        remarks = (*remarks, _OF_DTR)
+        remarks = (*remarks, _DTR_REMARK)
     compared = [
         compare_size(outlook, known[size], planners, budgets, traced)
         for size in dict.fromkeys(chosen)
     ]
-    return Comparison(tuple(compared), (*remarks, *_below(compared)))
+    return Comparison(tuple(compared), (*remarks, *_remarks_on_low_budgets(compared)))
 
 
-def _below(compared: Sequence[SizeComparison]) -> list[str]:
-    """A remark on budgets that no plan can meet."""
+def _remarks_on_low_budgets(compared: Sequence[SizeComparison]) -> list[str]:
+    """A remark for each budget that no plan can meet."""
     return [
-        f"{text_of(row.budget_bytes)} is less than a plan of one choice a block needs at size "
-        f"{size.size}, {text_of(size.least_budget_bytes)}: only other schedules may fit."
+        f"{text_of(row.budget_bytes)} is too little for any plan with one choice per block at size "
+        f"{size.size} (least: {text_of(size.least_budget_bytes)}); only other schedules can fit."
         for size in compared
         for row in size.rows
         if row.budget_bytes < size.least_budget_bytes and not row.cells[0].fits
@@ -138,7 +138,7 @@ def _below(compared: Sequence[SizeComparison]) -> list[str]:
 
 
 def planners_of_the_field(time_limit_seconds: float) -> tuple[Planners, tuple[str, ...]]:
-    """All planners by name; and a remark on each that is left out."""
+    """All planners by name, and a remark on each that is left out."""
     planners: dict[str, Callable[[Profile, int], Plan | Outcome]] = {
         name: planner_named(name).plan for name in ("optimal", "greedy", "greedy_literal")
     }
@@ -151,7 +151,7 @@ def planners_of_the_field(time_limit_seconds: float) -> tuple[Planners, tuple[st
 
 
 def _profiles(outlook: Outlook, sizes: Sequence[InputSize]) -> dict[InputSize, Profile]:
-    """The costs of the recorded sizes, as far as they are known."""
+    """The costs of the recorded sizes that can be predicted."""
     profiles = ((size, outlook.profile(size)) for size in dict.fromkeys(sizes))
     return {size: profile for size, profile in profiles if profile is not None}
 
@@ -180,16 +180,16 @@ def compare_size(
 
     If the profile has a link to the host, `optimal+host` plans with it; all others without.
     """
-    bare = replace(profile, link=None)
-    least, easy = outlook.least_budget(bare), outlook.easy_budget(bare)
-    whole = extra_nanoseconds(bare, [Option.RECOMPUTE] * len(bare.runs)) / 1e9
+    without_link = replace(profile, link=None)
+    least, easy = outlook.least_budget(without_link), outlook.easy_budget(without_link)
+    recompute_all = [Option.RECOMPUTE] * len(profile.runs)
     wanted = budgets or sorted({int(least + share * (easy - least)) for share in SHARES})
     return SizeComparison(
         size=str(profile.size),
         blocks=len(profile.runs),
         least_budget_bytes=least,
         easy_budget_bytes=easy,
-        whole_seconds=whole,
+        whole_seconds=extra_nanoseconds(without_link, recompute_all) / 1e9,
         rows=tuple(_row(outlook, profile, planners, budget, trace) for budget in wanted),
     )
 
@@ -197,15 +197,15 @@ def compare_size(
 def _row(
     outlook: Outlook, profile: Profile, planners: Planners, budget: int, trace: Trace | None
 ) -> Row:
-    bare = replace(profile, link=None)
-    available = outlook.available(bare, budget)
+    without_link = replace(profile, link=None)
+    available = outlook.available(without_link, budget)
     if available <= 0:
         raise ArgumentError(
             f"--budget {text_of(budget)} leaves nothing for a step of size {profile.size}: "
-            f"{text_of(outlook.base_bytes(bare))} are in use before it, and a share is kept in "
-            f"reserve. Give at least {text_of(outlook.least_budget(bare))}"
+            f"{text_of(outlook.base_bytes(without_link))} is in use before it, and part of the "
+            f"budget is a reserve. Give at least {text_of(outlook.least_budget(without_link))}"
         )
-    cells = [cell_of(name, plan, bare, available) for name, plan in planners.items()]
+    cells = [cell_of(name, plan, without_link, available) for name, plan in planners.items()]
     if profile.link is not None:
         cells.insert(1, cell_of(WITH_HOST, Optimal().plan, profile, available))
     if trace is not None:
@@ -214,9 +214,9 @@ def _row(
 
 
 def cell_of_dtr(trace: Trace, available: int) -> Cell:
-    """DTR on the traced step, with so many bytes beyond its parameters and its batch.
+    """DTR on the traced step, with `available` bytes on top of its parameters and its batch.
 
-    It plans nothing in advance, and it is said to exceed the budget only if it fails.
+    DTR plans nothing in advance. It counts as over the budget only if the simulation fails.
     """
     run = simulate(trace, trace.constant_bytes + available)
     extra = max(0, run.nanoseconds - run.base_nanoseconds) / 1e9
@@ -227,12 +227,12 @@ def cell_of_dtr(trace: Trace, available: int) -> Cell:
 def cell_of(
     name: str, plan: Callable[[Profile, int], Plan | Outcome], profile: Profile, available: int
 ) -> Cell:
-    """A planner with so many bytes above the start of the first block."""
+    """A planner with `available` bytes on top of what is in use at the first block."""
     start = time.perf_counter()
     made = plan(profile, available)
     took = time.perf_counter() - start
     over = max(0, made.peak_bytes - available)
-    if isinstance(made, Plan):  # greedy planners take every plan of theirs to fit
+    if isinstance(made, Plan):  # greedy planners consider all of their plans to fit
         claims = made.fits or name not in ("optimal", WITH_HOST)
         return Cell(name, made.extra_seconds, over, claims, took)
     return Cell(

@@ -33,7 +33,7 @@ from mimose.comparison.schedules import (
 )
 from mimose.costs import Option, Profile
 
-_Thing = tuple[Item, int]
+_Tensors = tuple[Item, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +50,29 @@ class Evaluation:
 
 def evaluate(profile: Profile, schedule: Schedule) -> Evaluation:
     """The cost of a schedule; an impossible one raises an error that names the operation."""
-    walk = _Walk(profile)
+    state = _State(profile)
     for index, operation in enumerate(schedule):
-        problem = walk.problem(operation)
+        problem = state.problem(operation)
         if problem:
             raise ScheduleError(index, operation, problem)
-        walk.do(operation)
-    if walk.pending >= 0:
-        problem = f"the backward of run {walk.pending} is missing"
+        state.apply(operation)
+    if state.next_backward >= 0:
+        problem = f"the backward of run {state.next_backward} is missing"
         raise ScheduleError(len(schedule), None, problem)
-    walk.end()
-    return Evaluation(walk.peak, walk.nanoseconds, walk.moved)
+    state.end()
+    return Evaluation(state.peak, state.nanoseconds, state.moved)
 
 
-class _Walk:
-    """Where a schedule stands: what is on the device, what comes next, and the peak so far."""
+class _State:
+    """The state after part of a schedule: what is on the device, what comes next, and the peak."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.runs = profile.runs
-        self.here: set[_Thing] = {(Item.INPUT, 0)}
-        self.away: set[_Thing] = set()
-        self.forwards = 0
-        """How many forwards are done."""
-        self.pending = len(profile.runs) - 1
+        self.on_device: set[_Tensors] = {(Item.INPUT, 0)}
+        self.on_host: set[_Tensors] = set()
+        self.forwards_done = 0
+        self.next_backward = len(profile.runs) - 1
         """The run whose backward is next."""
         self.in_backward = False
         self.peak = self.nanoseconds = self.moved = 0
@@ -94,53 +93,53 @@ class _Walk:
         if isinstance(operation, Drop):
             return self._problem_of_removal(operation.item, k)
         if operation.to_device:
-            where = (operation.item, k) in self.away
+            where = (operation.item, k) in self.on_host
             return None if where else f"the {operation.item.value} of run {k} is not on the host"
         return self._problem_of_removal(operation.item, k)
 
     def _problem_of_forward(self, operation: Forward) -> str | None:
         k = operation.run
-        if k != self.forwards:
-            return f"the next forward is that of run {self.forwards}"
+        if k != self.forwards_done:
+            return f"the next forward is that of run {self.forwards_done}"
         if self.runs[k].fixed and not operation.keep:
             return f"run {k} cannot be recomputed, so it must be kept"
         return self._missing(Item.INPUT, k)
 
     def _problem_of_recompute(self, operation: Recompute) -> str | None:
         k = operation.run
-        if k >= self.forwards or k > self.pending:
+        if k >= self.forwards_done or k > self.next_backward:
             return f"run {k} had no forward yet, or had its backward already"
         if self.runs[k].fixed:
             return f"run {k} cannot be recomputed"
-        if operation.keep and (Item.ACTIVATIONS, k) in self.here | self.away:
+        if operation.keep and (Item.ACTIVATIONS, k) in self.on_device | self.on_host:
             return f"the activations of run {k} are there already"
         return self._missing(Item.INPUT, k)
 
     def _problem_of_backward(self, k: int) -> str | None:
-        if self.forwards < len(self.runs):
-            return f"the forward of run {self.forwards} is missing"
-        if k != self.pending:
-            return f"the next backward is that of run {self.pending}"
+        if self.forwards_done < len(self.runs):
+            return f"the forward of run {self.forwards_done} is missing"
+        if k != self.next_backward:
+            return f"the next backward is that of run {self.next_backward}"
         return self._missing(Item.ACTIVATIONS, k)
 
     def _problem_of_removal(self, item: Item, k: int) -> str | None:
         if item is Item.ACTIVATIONS and self.runs[k].fixed:
             return f"run {k} cannot be recomputed: what it saves must stay"
-        alone = (Item.ACTIVATIONS, k) not in self.here
+        alone = (Item.ACTIVATIONS, k) not in self.on_device
         if item is Item.INPUT and alone and k and self.runs[k - 1].fixed:
             return f"run {k - 1} cannot be recomputed: the input of run {k} must stay"
         return self._missing(item, k)
 
     def _missing(self, item: Item, k: int) -> str | None:
-        if (item, k) in self.here:
+        if (item, k) in self.on_device:
             return None
-        where = "on the host" if (item, k) in self.away else "not there"
+        where = "on the host" if (item, k) in self.on_host else "not there"
         verb = "are" if item is Item.ACTIVATIONS else "is"
         return f"the {item.value} of run {k} {verb} {where}"
 
     # What happens
 
-    def do(self, operation: Operation) -> None:
+    def apply(self, operation: Operation) -> None:
         if isinstance(operation, Forward):
             self._forward(operation)
         elif isinstance(operation, Recompute):
@@ -148,100 +147,102 @@ class _Walk:
         elif isinstance(operation, Backward):
             self._backward(operation.run)
         elif isinstance(operation, Drop):
-            self.here.discard((operation.item, operation.run))
+            self.on_device.discard((operation.item, operation.run))
         else:
             self._move(operation)
 
     def end(self) -> None:
         self._enter_backward()
-        self._reach(self.profile.tail)
+        self._update_peak(self.profile.tail)
 
     def _forward(self, operation: Forward) -> None:
         k = operation.run
         cost = self.runs[k].under(Option.KEEP if operation.keep else Option.RECOMPUTE)
-        self._reach(self._level() + cost.forward_peak)
-        self.forwards += 1
-        self._made_by(k, operation.keep)
+        self._update_peak(self._bytes_in_use() + cost.forward_peak)
+        self.forwards_done += 1
+        self._add_outputs(k, operation.keep)
 
     def _recompute(self, operation: Recompute) -> None:
-        if self.forwards == len(self.runs):
+        if self.forwards_done == len(self.runs):
             self._enter_backward()
         k = operation.run
         run = self.runs[k]
         rise = run.recompute_peak if operation.keep else run.forward_peak
-        self._reach(self._level() + self._gradient() + rise)
+        self._update_peak(self._bytes_in_use() + self._gradient() + rise)
         self.nanoseconds += run.nanoseconds
-        self._made_by(k, operation.keep)
+        self._add_outputs(k, operation.keep)
 
     def _backward(self, k: int) -> None:
         self._enter_backward()
-        run, dropped = self.runs[k], (Item.INPUT, k) not in self.here
-        level = self._level(without=k)
+        run, dropped = self.runs[k], (Item.INPUT, k) not in self.on_device
+        level = self._bytes_in_use(without=k)
         if run.fixed:
-            self._reach(level + run.under(Option.KEEP).backward_peak)
+            self._update_peak(level + run.under(Option.KEEP).backward_peak)
         else:
             above = run.saved - dropped * run.droppable_input + run.backward_peak
-            self._reach(level + self._gradient() + above)
-        for things in (self.here, self.away):
+            self._update_peak(level + self._gradient() + above)
+        for things in (self.on_device, self.on_host):
             things -= {(Item.ACTIVATIONS, k), (Item.INPUT, k)}
-        self.pending -= 1
+        self.next_backward -= 1
 
     def _move(self, operation: Move) -> None:
-        thing = operation.item, operation.run
-        source, target = (self.here, self.away)[:: -1 if operation.to_device else 1]
-        before = self._level()
-        source.discard(thing)
+        moved = operation.item, operation.run
+        source, target = (self.on_device, self.on_host)[:: -1 if operation.to_device else 1]
+        before = self._bytes_in_use()
+        source.discard(moved)
         if not operation.to_device:
-            self.moved += max(0, before - self._level())
-        target.add(thing)
-        self._reach(self._level() + self._gradient())
+            self.moved += max(0, before - self._bytes_in_use())
+        target.add(moved)
+        self._update_peak(self._bytes_in_use() + self._gradient())
 
-    def _made_by(self, k: int, keep: bool) -> None:
-        last = self.pending if self.forwards == len(self.runs) else self.forwards
-        if k + 1 <= last and (Item.INPUT, k + 1) not in self.away:
-            self.here.add((Item.INPUT, k + 1))
+    def _add_outputs(self, k: int, keep: bool) -> None:
+        last = self.next_backward if self.forwards_done == len(self.runs) else self.forwards_done
+        if k + 1 <= last and (Item.INPUT, k + 1) not in self.on_host:
+            self.on_device.add((Item.INPUT, k + 1))
         if keep:
-            self.here.add((Item.ACTIVATIONS, k))
+            self.on_device.add((Item.ACTIVATIONS, k))
 
     def _enter_backward(self) -> None:
         """Run the head, once."""
         if self.in_backward:
             return
-        absent = self._absent(len(self.runs) - 1)
-        held = sum(self._held(k) for k in range(len(self.runs)))
-        self._reach(held - absent + self.profile.head_forward)
+        absent = self._absent_input_bytes(len(self.runs) - 1)
+        held = sum(self._activation_bytes(k) for k in range(len(self.runs)))
+        self._update_peak(held - absent + self.profile.head_forward)
         self.in_backward = True
-        held = sum(self._held(k, in_head=True) for k in range(len(self.runs)))
-        self._reach(held - absent + self.profile.head_backward)
+        held = sum(self._activation_bytes(k, in_head=True) for k in range(len(self.runs)))
+        self._update_peak(held - absent + self.profile.head_backward)
 
     # Bytes
 
-    def _reach(self, level: int) -> None:
+    def _update_peak(self, level: int) -> None:
         self.peak = max(self.peak, level)
 
     def _gradient(self) -> int:
-        return self.runs[self.pending].backward_entry if self.in_backward else 0
+        return self.runs[self.next_backward].backward_entry if self.in_backward else 0
 
-    def _level(self, without: int = -1) -> int:
+    def _bytes_in_use(self, without: int = -1) -> int:
         """The bytes in use, apart from the gradient; without the activations of one run."""
-        top = self.pending if self.in_backward else min(self.forwards, len(self.runs) - 1)
-        inputs = sum(run.boundary for run in self.runs[: top + 1]) - self._absent(top)
-        return inputs + sum(self._held(k) for k in range(top + 1) if k != without)
+        top = (
+            self.next_backward if self.in_backward else min(self.forwards_done, len(self.runs) - 1)
+        )
+        inputs = sum(run.boundary for run in self.runs[: top + 1]) - self._absent_input_bytes(top)
+        return inputs + sum(self._activation_bytes(k) for k in range(top + 1) if k != without)
 
-    def _absent(self, top: int) -> int:
+    def _absent_input_bytes(self, top: int) -> int:
         """The bytes of inputs up to this run that are off the device."""
         return sum(max(0, self.runs[k].boundary) for k in range(top + 1) if not self._has_input(k))
 
     def _has_input(self, k: int) -> bool:
-        return (Item.INPUT, k) in self.here or (Item.ACTIVATIONS, k) in self.here
+        return (Item.INPUT, k) in self.on_device or (Item.ACTIVATIONS, k) in self.on_device
 
-    def _held(self, k: int, *, in_head: bool = False) -> int:
+    def _activation_bytes(self, k: int, *, in_head: bool = False) -> int:
         """What a run's activations add to the inputs."""
         run = self.runs[k]
-        if (Item.ACTIVATIONS, k) not in self.here or run.fixed:
+        if (Item.ACTIVATIONS, k) not in self.on_device or run.fixed:
             return 0
-        dropped = (Item.INPUT, k) not in self.here
-        last = len(self.runs) - 1 if in_head or not self.in_backward else self.pending - 1
+        dropped = (Item.INPUT, k) not in self.on_device
+        last = len(self.runs) - 1 if in_head or not self.in_backward else self.next_backward - 1
         shared = k == last if k == len(self.runs) - 1 else k <= last and self._has_input(k + 1)
         held = max(0, run.saved - dropped * run.droppable_input - shared * run.output_saved)
         return held if self.in_backward else max(0, held - run.shared_casts)

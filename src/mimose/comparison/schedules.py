@@ -100,8 +100,3 @@ def schedule_of(profile: Profile, choices: Sequence[Option]) -> Schedule:
         again: list[Operation] = [] if keep else [Recompute(k, keep=True)]
         backwards[:0] = [*again, Backward(k)]
     return (*forwards, *backwards)
-
-
-def recomputes(schedule: Schedule) -> int:
-    """How many recomputes of a run there are."""
-    return sum(isinstance(operation, Recompute) for operation in schedule)

@@ -28,7 +28,7 @@ class Stage:
     forward_peak_bytes: int
     """Peak of a forward that saves nothing, above its start; its output included."""
     saving_peak_bytes: int
-    """The same of a forward that saves its activations."""
+    """The same for a forward that saves its activations."""
     gradient_bytes: int
     """In use while its backward is next."""
     backward_peak_bytes: int
@@ -93,7 +93,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A planner's schedule, by its paper's model and by the timeline."""
+    """A planner's schedule, with its peak by the papers' model and by the timeline."""
 
     schedule: Schedule
     """Empty if the planner found none."""
@@ -105,7 +105,7 @@ class Outcome:
     claims_to_fit: bool
     """Whether the peak by the papers' model is within the available bytes."""
     fits: bool
-    """Whether the peak by the timeline is."""
+    """Whether the peak by the timeline is within the available bytes."""
     bound_seconds: float | None = None
     """A proven lower bound of the extra time of schedules of the planner's form, if it has one."""
     timed_out: bool = False
@@ -133,14 +133,6 @@ class Outcome:
             bound_seconds=bound_seconds,
             timed_out=timed_out,
         )
-
-    @property
-    def gap(self) -> float | None:
-        """How far the extra time may be above the least, as a share of itself."""
-        if self.bound_seconds is None:
-            return None
-        apart = self.extra_seconds - self.bound_seconds
-        return max(0.0, apart) / self.extra_seconds if self.extra_seconds else 0.0
 
 
 def strictest(profile: Profile) -> tuple[Option, ...]:

@@ -12,10 +12,10 @@ from mimose.units import text_of
 _STYLE = ".card :is(th, td) { text-align: right; }"
 
 LEGEND = (
-    "Share of the time of recomputing every block once. Fits and peaks are by the timeline. "
-    "over: the planner takes its schedule to fit, but it exceeds the budget by so much. "
-    "–: the planner finds nothing that fits. ≥: the time limit was reached; no schedule of the "
-    "planner's form is faster than this."
+    "Extra time as a share of the time of recomputing every block once. Peaks come from the "
+    "timeline. over: the planner considers its schedule to fit, but it exceeds the budget by this "
+    "much. –: the planner finds nothing that fits. ≥: the time limit was reached; no schedule of "
+    "the planner's form is faster than this."
 )
 
 
@@ -58,7 +58,7 @@ def _share(seconds: float, whole_seconds: float) -> str:
 
 
 def _planning_times(size: SizeComparison) -> list[str]:
-    """The longest of all budgets, for each planner."""
+    """The longest planning time over all budgets, for each planner."""
     columns = zip(*(row.cells for row in size.rows), strict=True)
     return [_time(max(cell.planning_seconds for cell in column)) for column in columns]
 
