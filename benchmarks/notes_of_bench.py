@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Callable, Iterator
 
 from measured import between, mean_over, none_or, sheet
-from mimose.bench.analysis import Overhead, Sheet, time_ratio
+from mimose.bench.analysis import Sheet, time_ratio
 from mimose.bench.lineup import CONTESTANTS
+from mimose.bench.time_spent import Overhead
 from mimose.bench.workloads import PAPER_TASKS
 
 MAIN, EIGHT = "h200-bench", "h200-bench-scale8"

@@ -17,6 +17,13 @@ from mimose.bench.contestants import StaticPlan
 from mimose.bench.harness import Run, Steps
 from mimose.bench.lineup import CONTESTANTS
 from mimose.bench.records import Results
+from mimose.bench.time_spent import (
+    Breakdown,
+    Overhead,
+    breakdown_of,
+    overhead_of,
+    sum_where,
+)
 from mimose.bench.workloads import PAPER_TASKS, TASKS
 
 
@@ -38,52 +45,6 @@ class Spread:
     def text(self, digits: int = 2, factor: float = 1.0) -> str:
         middle, low, high = (f"{v * factor:.{digits}f}" for v in (self.median, self.low, self.high))
         return middle if self.rounds == 1 else f"{middle} ({low}–{high})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overhead:
-    """What mimose spends beyond the oracle in one run, in iterations of the oracle."""
-
-    steps: int
-    observed: int
-    """Steps observed."""
-    fits: int
-    plans: int
-    """New plans; all others came from the cache."""
-    collector: float
-    """Observed steps, over what the oracle took for the same steps; without what is counted as the
-    estimator's or the planner's."""
-    estimator: float
-    """Fitting; in files that tell it apart, predicting too."""
-    planner: float
-    """Deciding, from a step's first block to its plan; without what is the estimator's."""
-    whole: float
-    """The whole run's time over the oracle's: all of the above, and noise."""
-    in_thousand_steps: float
-    """Collector and fits once, a decision a step, and as many more decisions about new sizes as
-    1,000 batches of the task have more sizes than this run's."""
-    plan_milliseconds: float | None
-    """Estimates and plans for one new plan."""
-    same_plan_milliseconds: float | None
-    """By how much a step took longer in which the oracle recomputed as many blocks; the mean."""
-    iteration_milliseconds: float
-    """A step of the oracle, on average."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Breakdown:
-    """The seconds of one run of mimose, by what they were spent on."""
-
-    plain: float
-    """What plain training takes for the same steps."""
-    recomputing: float
-    """In planned steps, by the estimator's own account."""
-    observing: float
-    """Observed steps, over what plain training took for them: mostly recomputing, too."""
-    deciding: float
-    """Fitting, predicting, planning, on the host."""
-    rest: float
-    """What is left: hooks, waiting, noise."""
 
 
 class Sheet:
@@ -186,7 +147,7 @@ class Sheet:
         mine, best = self.runs(task, budget, contestant), self.runs(task, budget, "oracle")
         rounds = sorted(k for k in mine.keys() & best.keys() if "fit_seconds" in mine[k].spent)
         more = self.sizes(task, 1000) / self.sizes(task, self.results.conditions["steps"])
-        return [_overhead(mine[k], best[k], more) for k in rounds]
+        return [overhead_of(mine[k], best[k], more) for k in rounds]
 
     def sizes(self, task: str, steps: int) -> int:
         """How many different sizes a run of so many steps has."""
@@ -196,7 +157,7 @@ class Sheet:
     def breakdown(self, task: str, budget: int | None) -> list[Breakdown]:
         """Where mimose's time goes, round by round."""
         mine, plain = self.runs(task, budget, "mimose"), self.runs(task, budget, "plain")
-        return [_breakdown(mine[k], plain[k]) for k in sorted(mine.keys() & plain.keys())]
+        return [breakdown_of(mine[k], plain[k]) for k in sorted(mine.keys() & plain.keys())]
 
     def prediction_errors(self, task: str, budget: int | None, contestant: str) -> list[float]:
         """Predicted over real peak, less one, of the first round's planned steps.
@@ -248,7 +209,10 @@ def time_ratio(one: Run, other: Run) -> float | None:
         return one.seconds / other.seconds if other.seconds else None
     failed = zip(one.steps.out_of_memory, other.steps.out_of_memory, strict=True)
     both = [not a and not b for a, b in failed]
-    mine, its = _total(one.steps.milliseconds, both), _total(other.steps.milliseconds, both)
+    mine, its = (
+        sum_where(one.steps.milliseconds, both),
+        sum_where(other.steps.milliseconds, both),
+    )
     return mine / its if its else None
 
 
@@ -258,62 +222,3 @@ def _planned_by_both(one: Steps, other: Steps) -> Iterator[tuple[int, int]]:
     for mine, its, seen, also_seen in rows:
         if mine is not None and its is not None and not (seen or also_seen):
             yield mine, its
-
-
-def mean(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return statistics.fmean(known) if known else None
-
-
-def _total(values: Sequence[float], where: Sequence[bool]) -> float:
-    return sum(value for value, counts in zip(values, where, strict=True) if counts)
-
-
-def _breakdown(run: Run, plain: Run) -> Breakdown:
-    observed, spent = run.steps.observed, run.spent
-    extra = _total(run.steps.milliseconds, observed) - _total(plain.steps.milliseconds, observed)
-    parts = {
-        "plain": plain.seconds,
-        "recomputing": float(spent["recompute_seconds"]),
-        "observing": extra / 1e3,
-        "deciding": float(spent["fit_seconds"] + spent["deciding_seconds"]),
-    }
-    return Breakdown(**parts, rest=run.seconds - sum(parts.values()))
-
-
-def _overhead(run: Run, oracle: Run, more_sizes: float) -> Overhead:
-    steps = len(run.steps.milliseconds)
-    iteration = oracle.seconds / steps
-    observed, spent = run.steps.observed, run.spent
-    extra = _total(run.steps.milliseconds, observed) - _total(oracle.steps.milliseconds, observed)
-    collector = (extra / 1e3 - spent.get("counted_in_observed_seconds", 0.0)) / iteration
-    predict_seconds = spent.get("predict_seconds", 0.0)  # in older files
-    fitting, predicting = spent["fit_seconds"] / iteration, predict_seconds / iteration
-    deciding = spent["deciding_seconds"] / iteration
-    new = spent.get("new_plan_seconds", spent["plan_seconds"] + predict_seconds)
-    again = spent.get("repeating_seconds", spent["deciding_seconds"] - new) / iteration
-    repeats = spent.get("repeated_decisions", steps)
-    return Overhead(
-        steps=steps,
-        observed=spent["observed_steps"],
-        fits=spent["fits"],
-        plans=spent["plans"],
-        collector=collector,
-        estimator=fitting + predicting,
-        planner=max(0.0, deciding - predicting),
-        whole=(run.seconds - oracle.seconds) / iteration,
-        in_thousand_steps=collector
-        + fitting
-        + max(0.0, again) * (1000 / repeats if repeats else 0)
-        + max(0.0, deciding - again) * more_sizes,
-        plan_milliseconds=1e3 * new / spent["plans"] if spent["plans"] else None,
-        same_plan_milliseconds=mean(_same_plan(run.steps, oracle.steps)),
-        iteration_milliseconds=1e3 * iteration,
-    )
-
-
-def _same_plan(mine: Steps, its: Steps) -> Iterator[float]:
-    """How much longer each planned step took in which the other recomputed as many blocks."""
-    for k, recomputed in enumerate(mine.recomputed):
-        if recomputed is not None and recomputed == its.recomputed[k] and not mine.observed[k]:
-            yield mine.milliseconds[k] - its.milliseconds[k]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mimose.bench.analysis import mean
 from mimose.bench.markdown import table
+from mimose.bench.time_spent import mean
 
 Rows = Mapping[str, Sequence[dict[str, Any]]]
 """By task: a row for each estimator and number of samples."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mimose.bench.analysis import Sheet, Spread, mean
+from mimose.bench.analysis import Sheet, Spread
+from mimose.bench.time_spent import mean
 
 _MEANS = {
     1: (

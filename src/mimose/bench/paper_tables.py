@@ -8,8 +8,9 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mimose.bench.analysis import Overhead, Sheet, Spread
+from mimose.bench.analysis import Sheet, Spread
 from mimose.bench.markdown import limit_text, table
+from mimose.bench.time_spent import Overhead
 from mimose.bench.waste import parts, waste
 from mimose.bench.workloads import TASKS
 from mimose.units import GIB

@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mimose.bench.analysis import Sheet, Spread, mean
+from mimose.bench.analysis import Sheet, Spread
 from mimose.bench.goals import fullest, left_out_of_static
 from mimose.bench.markdown import limit_text, table
+from mimose.bench.time_spent import mean
 from mimose.bench.workloads import PAPER_TASKS
 from mimose.units import GIB, text_of
 

@@ -19,7 +19,6 @@ from mimose.bench.texts import Texts
 from mimose.tensors import SizeFunction
 
 PAPER_TASKS = ("MC-Roberta", "QA-XLNet", "QA-Bert", "TC-Bert")
-VISION_TASKS = ("Swin-T", "ResNet-50", "ViT", "Faster-RCNN")
 
 _SMALL_ROWS = 4
 
