@@ -38,10 +38,6 @@ class Budget:
     total_bytes: int | None = None
     share: float | None = None
 
-    @property
-    def is_auto(self) -> bool:
-        return self.total_bytes is None and self.share is None
-
     def __str__(self) -> str:
         if self.total_bytes is not None:
             return text_of(self.total_bytes)
