@@ -16,7 +16,7 @@ def page_of(contents: Contents, title: str) -> str:
     parts = {
         "title": html.escape(title),
         "style": _read("page.css"),
-        "script": _read("page.js"),
+        "script": _read("plot.js") + _read("page.js"),
         "data": as_data(_packed(contents)),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read("template.html"))

@@ -1,175 +1,8 @@
 "use strict";
+
+// The parts of the page: what plot.js defines, applied to the data of a run
 (() => {
   const run = JSON.parse(document.getElementById("run").textContent);
-  const NS = "http://www.w3.org/2000/svg";
-  const by = (id) => document.getElementById(id);
-  const colour = (name) => `var(--${name})`;
-
-  // Formatting
-
-  function bytes(n) {
-    if (n === null || n === undefined) return "–";
-    for (const [unit, name] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
-      if (Math.abs(n) >= unit) return (n / unit).toFixed(Math.abs(n) < 100 * unit ? 2 : 0) + " " + name;
-    }
-    return Math.round(n) + " B";
-  }
-  function seconds(s) {
-    if (s >= 7200) return (s / 3600).toFixed(1) + " h";
-    if (s >= 120) return (s / 60).toFixed(1) + " min";
-    if (s >= 1) return s.toFixed(2) + " s";
-    return (s * 1e3).toFixed(s < 0.01 ? 2 : 1) + " ms";
-  }
-  const percent = (share, digits = 0) => (100 * share).toFixed(digits) + "%";
-  const count = (text, letter) => text.split(letter).length - 1;
-
-  // Elements: text is always inserted as text, never as markup
-
-  function make(tag, attributes = {}, ...children) {
-    const node = document.createElement(tag);
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    node.append(...children);
-    return node;
-  }
-  function svg(tag, attributes = {}, text) {
-    const node = document.createElementNS(NS, tag);
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    if (text !== undefined) node.textContent = text;
-    return node;
-  }
-  function legend(id, entries) {
-    by(id).replaceChildren(...entries.map(([name, tone, kind = ""]) => {
-      const mark = make("i", { class: kind });
-      mark.style.background = colour(tone);
-      mark.style.color = colour(tone);
-      return make("span", {}, mark, name);
-    }));
-  }
-
-  const tip = by("tip");
-  function showTip(event, lines) {
-    tip.textContent = lines.filter(Boolean).join("\n");
-    tip.hidden = false;
-    const wide = tip.offsetWidth, right = window.scrollX + document.documentElement.clientWidth;
-    let x = event.pageX + 14;
-    if (x + wide > right - 8) x = event.pageX - wide - 14;
-    tip.style.left = Math.max(8, x) + "px";
-    tip.style.top = event.pageY + 14 + "px";
-  }
-  const hideTip = () => { tip.hidden = true; };
-
-  // A plot with axes
-
-  function ticks(low, high, about, binary) {
-    const span = high - low || 1;
-    let step;
-    if (binary) {
-      const unit = span >= 2 ** 30 ? 2 ** 30 : span >= 2 ** 20 ? 2 ** 20 : 2 ** 10;
-      step = nice(span / unit / about) * unit;
-    } else step = nice(span / about);
-    const found = [];
-    for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) found.push(at);
-    return found;
-  }
-  function nice(raw) {
-    const power = 10 ** Math.floor(Math.log10(raw)), lead = raw / power;
-    return (lead <= 1 ? 1 : lead <= 2 ? 2 : lead <= 5 ? 5 : 10) * power;
-  }
-  function tickBytes(n) {
-    if (n === 0) return "0";
-    const unit = n >= 2 ** 30 ? [2 ** 30, "GiB"] : n >= 2 ** 20 ? [2 ** 20, "MiB"] : [2 ** 10, "KiB"];
-    return +(n / unit[0]).toFixed(2) + " " + unit[1];
-  }
-
-  class Plot {
-    constructor(id, { height = 260, x, y, xLabel, xTick = String, left = 66, bottom = 40, label }) {
-      const place = by(id), width = Math.max(320, place.clientWidth);
-      this.box = { left, top: 12, right: width - 12, bottom: height - bottom };
-      this.xRange = x[0] === x[1] ? [x[0] - 1, x[1] + 1] : x;
-      this.yRange = y;
-      this.root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": label });
-      place.replaceChildren(this.root);
-      this.axes(xLabel, xTick, height);
-    }
-    x(value) {
-      const [low, high] = this.xRange;
-      return this.box.left + ((value - low) / (high - low)) * (this.box.right - this.box.left);
-    }
-    y(value) {
-      const [low, high] = this.yRange;
-      return this.box.bottom - ((value - low) / (high - low)) * (this.box.bottom - this.box.top);
-    }
-    axes(xLabel, xTick, height) {
-      const { left, right, bottom } = this.box;
-      for (const at of ticks(...this.yRange, 5, true)) {
-        const y = this.y(at);
-        this.add("line", { class: "grid", x1: left, x2: right, y1: y, y2: y });
-        this.add("text", { x: left - 8, y: y + 4, "text-anchor": "end" }, tickBytes(at));
-      }
-      for (const at of ticks(...this.xRange, Math.max(4, (right - left) / 80))) {
-        this.add("text", { x: this.x(at), y: bottom + 17, "text-anchor": "middle" }, xTick(at));
-      }
-      if (xLabel) this.add("text", { x: right, y: height - 5, "text-anchor": "end" }, xLabel);
-    }
-    add(tag, attributes, text) {
-      return this.root.appendChild(svg(tag, attributes, text));
-    }
-    level(value, kind, text) {
-      if (value < this.yRange[0] || value > this.yRange[1]) return;
-      const y = this.y(value);
-      this.add("line", { class: kind, x1: this.box.left, x2: this.box.right, y1: y, y2: y });
-      if (text) {
-        this.add("text", { x: this.box.right, y: y - 5, "text-anchor": "end", style: `fill:${colour("budget")}` }, text);
-      }
-    }
-    dots(points, tone, size = 5, kind = "") {
-      const path = points.map(([x, y]) => `M${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}h0`).join("");
-      this.add("path", { d: path, class: kind, style: `stroke:${colour(tone)};stroke-width:${size};stroke-linecap:round;fill:none` });
-    }
-    dashes(points, tone) {
-      const path = points.map(([x, y]) => `M${(this.x(x) - 4).toFixed(1)} ${this.y(y).toFixed(1)}h8`).join("");
-      this.add("path", { d: path, style: `stroke:${colour(tone)};stroke-width:1.5;fill:none` });
-    }
-    line(points, tone, extra = "") {
-      const path = points.map(([x, y], i) => `${i ? "L" : "M"}${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`).join("");
-      this.add("path", { d: path, style: `stroke:${colour(tone)};stroke-width:2;stroke-linejoin:round;fill:none;${extra}` });
-    }
-    area(points, tone) {
-      const floor = this.y(this.yRange[0]).toFixed(1);
-      const path = points.map(([x, y]) => `L${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`).join("");
-      const start = this.x(points[0][0]).toFixed(1), end = this.x(points[points.length - 1][0]).toFixed(1);
-      this.add("path", { d: `M${start} ${floor}${path}L${end} ${floor}Z`, style: `fill:${colour(tone)};opacity:.13` });
-    }
-    onHover(move, leave = () => {}, click = () => {}) {
-      const cursor = this.add("line", { class: "cursor", y1: this.box.top, y2: this.box.bottom, visibility: "hidden" });
-      const valueAt = (event) => {
-        const area = this.root.getBoundingClientRect(), [low, high] = this.xRange;
-        const inside = ((event.clientX - area.left) / area.width) * this.root.viewBox.baseVal.width;
-        return low + ((inside - this.box.left) / (this.box.right - this.box.left)) * (high - low);
-      };
-      this.root.addEventListener("pointermove", (event) => {
-        const at = move(valueAt(event), event);
-        if (at === undefined) return;
-        for (const end of ["x1", "x2"]) cursor.setAttribute(end, this.x(at));
-        cursor.setAttribute("visibility", "visible");
-      });
-      this.root.addEventListener("pointerleave", () => {
-        cursor.setAttribute("visibility", "hidden");
-        hideTip();
-        leave();
-      });
-      this.root.addEventListener("click", (event) => click(valueAt(event)));
-    }
-  }
-  const nearest = (values, at) => {
-    let best = -1;
-    values.forEach((value, i) => {
-      if (value !== null && (best < 0 || Math.abs(value - at) < Math.abs(values[best] - at))) best = i;
-    });
-    return best;
-  };
-
-  // The parts of the page
 
   const CHOICES = { K: "kept", H: "saved on the host", r: "recomputed", h: "recomputed, input on the host", f: "cannot be recomputed" };
   const TONES = { K: "keep", H: "on-host", r: "again", h: "from-host", f: "grey" };
@@ -180,9 +13,9 @@
 
   function drawAbout() {
     const head = run.header;
-    by("about").textContent = `${run.runs.length} blocks on ${head.device_name === "CPU" ? "the CPU" : head.device_name}` +
+    byId("about").textContent = `${run.runs.length} blocks on ${head.device_name === "CPU" ? "the CPU" : head.device_name}` +
       ` · budget ${bytes(run.budget_bytes)}${head.enforce ? ", enforced" : ""} · ${head.planner} planner`;
-    by("foot").textContent = `mimose ${head.mimose_version} · torch ${head.torch_version} · started ${head.began.replace("T", " ")}` +
+    byId("foot").textContent = `mimose ${head.mimose_version} · torch ${head.torch_version} · started ${head.began.replace("T", " ")}` +
       ` · parameters ${bytes(head.parameter_bytes)}`;
   }
 
@@ -204,7 +37,7 @@
       const time = run.time, saved = time.everything_seconds - time.chosen_seconds;
       tiles.push(tile(seconds(saved), `of recomputing avoided: ${percent(saved / (time.everything_seconds || 1))} of the time to recompute everything`));
     }
-    by("summary").replaceChildren(...tiles);
+    byId("summary").replaceChildren(...tiles);
   }
   function tile(value, text, share) {
     const parts = [make("b", {}, value)];
@@ -229,7 +62,7 @@
   }
 
   function drawSteps() {
-    by("steps-text").textContent = `Each dot is the peak of a step. ${overBudget()} Observed steps, in which costs are measured, recompute more than planned ones.`;
+    byId("steps-text").textContent = `Each dot is the peak of a step. ${overBudget()} Observed steps, in which costs are measured, recompute more than planned ones.`;
     const s = run.steps, peaks = s.peak.map((peak, i) => peak ?? s.predicted[i]);
     const top = Math.max(run.budget_bytes, ...peaks.filter((v) => v !== null)) * 1.07;
     const plot = new Plot("steps-chart", {
@@ -266,7 +99,7 @@
     legend("steps-legend", [["real peak, planned", "plan", "dot"], ["real peak, observed", "grey", "dot"], ["predicted", "ink"],
       ...(hidden ? [["held by the allocator", "grey"]] : []),
       ["budget", "budget", "dashed"], ["budget less reserve", "budget", "dotted"]]);
-    by("steps-note").textContent = s.number.length < run.total_steps
+    byId("steps-note").textContent = s.number.length < run.total_steps
       ? `${s.number.length} of ${run.total_steps} steps are shown: the one with the highest peak in each interval.` : "";
   }
 
@@ -305,7 +138,7 @@
   }
 
   function drawMap() {
-    const sizes = run.sizes, names = run.runs, place = by("map-chart");
+    const sizes = run.sizes, names = run.runs, place = byId("map-chart");
     const width = Math.max(320, place.clientWidth), height = 320, bottom = 280, top = 12;
     const longest = Math.max(...names.map((n) => n.length));
     const left = Math.min(190, 14 + 7 * Math.min(longest, 25));
@@ -361,10 +194,10 @@
 
   function drawWithin() {
     const z = run.sizes[chosen], curves = z.curves;
-    by("size").value = chosen;
-    by("size-label").textContent = z.label;
+    byId("size").value = chosen;
+    byId("size-label").textContent = z.label;
     const again = recomputed(z.plan), verdict = z.plan_peak_bytes <= run.budget_bytes ? "fits" : z.at_most_as ? "may not fit" : "does not fit";
-    by("within-text").textContent = (z.at_most_as ? `Upper bounds: ${bound(z)}. ` : "") + `With all blocks kept the peak would be ${bytes(z.kept_peak_bytes)}, with all recomputed ${bytes(z.recomputed_peak_bytes)}. ` +
+    byId("within-text").textContent = (z.at_most_as ? `Upper bounds: ${bound(z)}. ` : "") + `With all blocks kept the peak would be ${bytes(z.kept_peak_bytes)}, with all recomputed ${bytes(z.recomputed_peak_bytes)}. ` +
       `The plan recomputes ${again} of ${z.plan.length} blocks (${seconds(z.plan_seconds)} of ${seconds(z.whole_seconds)})${moved(z)} and peaks at ${bytes(z.plan_peak_bytes)}: ${verdict}.`;
     const longest = Math.max(...Object.values(curves).map((c) => c.ms[c.ms.length - 1]));
     const top = Math.max(z.kept_peak_bytes, Math.min(run.budget_bytes, 1.6 * z.kept_peak_bytes)) * 1.08;
@@ -427,10 +260,10 @@
 
   function drawTime() {
     const time = run.time;
-    if (!time) { by("time-card").hidden = true; return; }
-    by("time-text").textContent = `Over ${time.steps} planned steps, which took ${seconds(time.seconds)} without pauses. Recomputing took about ${percent(run.recompute_share, 1)} of the time of planned steps. The static plan is that of the largest batch, used for all batches.`;
+    if (!time) { byId("time-card").hidden = true; return; }
+    byId("time-text").textContent = `Over ${time.steps} planned steps, which took ${seconds(time.seconds)} without pauses. Recomputing took about ${percent(run.recompute_share, 1)} of the time of planned steps. The static plan is that of the largest batch, used for all batches.`;
     const rows = [["mimose", time.chosen_seconds, "plan"], ["static plan", time.static_seconds, "grey"], ["everything", time.everything_seconds, "again"]];
-    const place = by("time-chart"), width = Math.max(320, place.clientWidth), left = 100;
+    const place = byId("time-chart"), width = Math.max(320, place.clientWidth), left = 100;
     const most = Math.max(...rows.map((row) => row[1]), 1e-9);
     const root = svg("svg", { viewBox: `0 0 ${width} 104`, height: 104, role: "img", "aria-label": "Time spent recomputing, three ways" });
     rows.forEach(([name, value, tone], i) => {
@@ -443,16 +276,16 @@
   }
 
   function drawTables() {
-    by("events").tBodies[0].replaceChildren(...run.events.map((e) => make("tr", {},
+    byId("events").tBodies[0].replaceChildren(...run.events.map((e) => make("tr", {},
       make("td", {}, String(e.step)), make("td", {}, seconds(e.at)), make("td", {}, e.kind), make("td", {}, e.text))));
-    by("no-events").hidden = run.events.length > 0;
-    by("events").hidden = run.events.length === 0;
+    byId("no-events").hidden = run.events.length > 0;
+    byId("events").hidden = run.events.length === 0;
     const z = run.sizes[chosen];
-    by("blocks-card").hidden = !z;
+    byId("blocks-card").hidden = !z;
     if (!z) return;
-    by("blocks").tHead.rows[0].cells[1].textContent = `memory if kept, ${z.at_most_as ? "at most, measured at " + z.at_most_as : "at " + z.label}`;
-    by("blocks").tHead.rows[0].cells[3].textContent = `kept in … of ${run.sizes.length} sizes`;
-    by("blocks").tBodies[0].replaceChildren(...run.runs.map((name, k) => make("tr", {}, make("td", {}, name),
+    byId("blocks").tHead.rows[0].cells[1].textContent = `memory if kept, ${z.at_most_as ? "at most, measured at " + z.at_most_as : "at " + z.label}`;
+    byId("blocks").tHead.rows[0].cells[3].textContent = `kept in … of ${run.sizes.length} sizes`;
+    byId("blocks").tBodies[0].replaceChildren(...run.runs.map((name, k) => make("tr", {}, make("td", {}, name),
       make("td", { class: "number" }, bytes(z.saved_bytes[k])), make("td", { class: "number" }, seconds(z.run_seconds[k])),
       make("td", { class: "number" }, String(run.sizes.filter((size) => size.plan[k] === "K").length)))));
   }
@@ -469,17 +302,17 @@
     drawAbout();
     drawSummary();
     drawSteps();
-    by("known").hidden = run.sizes.length === 0;
-    by("unknown").hidden = run.sizes.length > 0;
+    byId("known").hidden = run.sizes.length === 0;
+    byId("unknown").hidden = run.sizes.length > 0;
     if (run.sizes.length) {
-      by("size").max = run.sizes.length - 1;
+      byId("size").max = run.sizes.length - 1;
       choose(chosen);
       drawTime();
     } else drawTables();
   }
 
-  by("size").addEventListener("input", (event) => choose(Number(event.target.value)));
-  by("theme").addEventListener("click", () => {
+  byId("size").addEventListener("input", (event) => choose(Number(event.target.value)));
+  byId("theme").addEventListener("click", () => {
     const root = document.documentElement;
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
