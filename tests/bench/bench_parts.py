@@ -5,8 +5,9 @@ from __future__ import annotations
 from loops import once
 from mimose.bench.arena import Arena, Conditions
 from mimose.bench.budgets import Asked, Limit, limits
-from mimose.bench.contestants import Match, contestant_named
+from mimose.bench.contestant import Match
 from mimose.bench.harness import Run, run
+from mimose.bench.lineup import contestant_named
 from mimose.bench.survey import Survey, survey
 from mimose.bench.workloads import TASKS
 

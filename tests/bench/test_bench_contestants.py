@@ -6,16 +6,15 @@ import pytest
 import torch
 from bench_parts import STEPS, arena, half_tight, surveyed, trained
 
+from mimose.bench.contestant import Match
 from mimose.bench.contestants import (
-    Match,
     Plain,
     StaticForData,
     StaticForDrawn,
-    contestant_named,
 )
 from mimose.bench.extras import BenchError
 from mimose.bench.harness import run
-from mimose.bench.lineup import CONTESTANTS
+from mimose.bench.lineup import CONTESTANTS, contestant_named
 
 RUNNING = (
     "torch-all",
@@ -160,6 +159,6 @@ def test_every_n_layers_is_as_sparse_as_the_budget_allows() -> None:
 
 
 def test_an_unknown_contestant_is_refused_with_the_names_of_all() -> None:
-    with pytest.raises(BenchError, match="'nobody'; they are plain, torch-all, hf"):
+    with pytest.raises(BenchError, match="'nobody'; use one of plain, torch-all, hf"):
         contestant_named("nobody")
     assert len(CONTESTANTS) == 15

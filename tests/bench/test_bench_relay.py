@@ -11,8 +11,9 @@ from bench_parts import arena, half_tight, surveyed, trained
 from loops import once
 from mimose.bench.arena import Arena
 from mimose.bench.budgets import Asked, Limit
-from mimose.bench.contestants import Match, contestant_named
+from mimose.bench.contestant import Match
 from mimose.bench.harness import Run, run
+from mimose.bench.lineup import contestant_named
 from mimose.bench.progress import Deadline
 from mimose.bench.records import ResultsFile
 from mimose.bench.relay import Entry, run_together

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 from mimose.bench import circumstances, presets
 from mimose.bench.arena import PRECISIONS, Conditions
 from mimose.bench.budgets import Asked
-from mimose.bench.contestants import contestant_named
 from mimose.bench.extras import BenchError, need
-from mimose.bench.lineup import CONTESTANTS
+from mimose.bench.lineup import CONTESTANTS, contestant_named
 from mimose.bench.progress import Deadline
 from mimose.bench.records import Code, ResultsFile
 from mimose.bench.report import terminal_tables, write_report

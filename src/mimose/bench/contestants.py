@@ -1,91 +1,24 @@
-"""Who trains: plain training, checkpointing as others do it, and mimose, behind one interface.
-
-A contestant attaches to a fresh model, is told of each step, says what it did, and detaches.
-"""
+"""Contestants that do not plan while they train: plain, static checkpointing, and the oracle."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mimose.bench.arena import Arena, Trainee
+from mimose.bench.arena import Trainee
 from mimose.bench.batches import BatchShape
-from mimose.bench.extras import BenchError
+from mimose.bench.contestant import Contestant, Match, StepNote
 from mimose.bench.playback import Playback, everything
 from mimose.bench.survey import Survey
 from mimose.costs import InputSize, Option, Profile
 from mimose.interception import Attachment, find_blocks
 from mimose.planning import Plan, Planner
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepNote:
-    """What a contestant says of a step that is over."""
-
-    recomputed: int | None = None
-    """How many runs of blocks were recomputed; None if the step was broken off."""
-    observed: bool = False
-    predicted_bytes: int | None = None
-    untrusted_bytes: int | None = None
-    """The peak by the plan, where that was a bound or a prediction that is not trusted."""
-    real_bytes: int | None = None
-    """The peak of forward and backward, to hold the prediction against."""
-    peak_bytes: int = 0
-    """A peak that only the contestant saw, since it reset the statistics in the step."""
-    held_bytes: int = 0
-    """The most that the allocator held, likewise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """What a contestant is given: the task, what is known of it, and the budget."""
-
-    arena: Arena
-    survey: Survey
-    budget_bytes: int | None
-
-
-class Contestant(ABC):
-    """One way to train under a budget."""
-
-    name: ClassVar[str]
-    budgeted: ClassVar[bool] = True
-    """Whether the budget changes what it does; if not, it runs once for all budgets."""
-    capped: ClassVar[bool] = True
-    """Whether it runs under the allocator's hard limit."""
-
-    def __init__(self, match: Match) -> None:
-        self.match = match
-
-    @classmethod
-    def missing(cls, match: Match) -> str | None:
-        """Why it cannot run here; None if it can."""
-        return None
-
-    @abstractmethod
-    def attach(self, trainee: Trainee) -> None:
-        """Take the model over, before the first step."""
-
-    def step_begins(self, shape: BatchShape) -> None:  # noqa: B027 (most decide on their own)
-        """A step with a batch of this shape is about to start."""
-
-    def step_over(self) -> StepNote:
-        """What was done in the step."""
-        return StepNote(recomputed=0)
-
-    def detach(self) -> None:  # noqa: B027 (the model is thrown away afterwards)
-        """The run is over."""
-
-    def spent(self) -> dict[str, Any]:
-        """Where it spent time beside training, for the record."""
-        return {}
 
 
 @final
@@ -277,16 +210,6 @@ class Oracle(_Played):
 
     def step_begins(self, shape: BatchShape) -> None:
         self._playback.begin(self._plans[shape])
-
-
-def contestant_named(name: str) -> type[Contestant]:
-    """The contestant of this name."""
-    from mimose.bench import lineup
-
-    known = lineup.CONTESTANTS
-    if name.strip() in known:
-        return known[name.strip()]
-    raise BenchError(f"there is no contestant {name!r}; they are {', '.join(known)}")
 
 
 def _without_checkpointing(match: Match, argument: str | None = None) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any, final
 
 from mimose.bench.arena import Trainee
 from mimose.bench.batches import BatchShape
-from mimose.bench.contestants import Contestant, Match, StepNote
+from mimose.bench.contestant import Contestant, Match, StepNote
 from mimose.costs import Option
 from mimose.execution import Frame, Listener
 from mimose.interception import RECOMPUTE, Attachment, Directive, find_blocks

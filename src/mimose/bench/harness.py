@@ -21,7 +21,7 @@ import torch
 
 from mimose.bench.arena import Trainee, synchronize
 from mimose.bench.batches import BatchShape
-from mimose.bench.contestants import Contestant, Match, StepNote
+from mimose.bench.contestant import Contestant, Match, StepNote
 from mimose.training import spare_bytes
 
 

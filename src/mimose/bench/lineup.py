@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Any, final
 
 from mimose.bench.arena import Trainee
+from mimose.bench.contestant import Contestant, Match, StepNote
 from mimose.bench.contestants import (
-    Contestant,
-    Match,
     Oracle,
     Plain,
     StaticForData,
     StaticForDrawn,
-    StepNote,
     TorchAll,
     Transformers,
     TransformersEveryN,
 )
 from mimose.bench.dtr import Dtr, DtrUncapped
+from mimose.bench.extras import BenchError
 from mimose.bench.ours import (
     GreedyShuttle,
     Ours,
@@ -87,3 +86,10 @@ CONTESTANTS: dict[str, type[Contestant]] = {
         OursCompiled,
     )
 }
+
+
+def contestant_named(name: str) -> type[Contestant]:
+    """The contestant of this name."""
+    if name.strip() in CONTESTANTS:
+        return CONTESTANTS[name.strip()]
+    raise BenchError(f"there is no contestant {name!r}; use one of {', '.join(CONTESTANTS)}")

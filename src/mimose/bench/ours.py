@@ -6,7 +6,7 @@ from typing import Any, ClassVar, final
 
 import mimose
 from mimose.bench.arena import Trainee
-from mimose.bench.contestants import Contestant, Match, StepNote
+from mimose.bench.contestant import Contestant, Match, StepNote
 from mimose.bench.measuring import LatestStep, TimedPlanner
 from mimose.costs import Option, StepObservation
 from mimose.interception import find_blocks

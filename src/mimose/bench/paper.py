@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mimose.bench.arena import Trainee
 from mimose.bench.batches import BatchShape
-from mimose.bench.contestants import Contestant, StepNote
+from mimose.bench.contestant import Contestant, StepNote
 from mimose.costs import InputSize, Profile, RunCost
 from mimose.interception import find_blocks
 from mimose.memory import Meter

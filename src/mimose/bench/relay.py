@@ -17,8 +17,9 @@ from typing import Any
 
 from mimose.bench.arena import Arena, Conditions
 from mimose.bench.circumstances import settle_device
-from mimose.bench.contestants import Match, contestant_named
+from mimose.bench.contestant import Match
 from mimose.bench.harness import Run, run
+from mimose.bench.lineup import contestant_named
 from mimose.bench.survey import Survey
 from mimose.bench.workloads import task_named
 

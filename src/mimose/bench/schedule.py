@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mimose.bench import estimators
 from mimose.bench.arena import Arena, Conditions
 from mimose.bench.budgets import Asked, Limit, floor_bytes, limits, too_small
-from mimose.bench.contestants import Contestant, Match
+from mimose.bench.contestant import Contestant, Match
 from mimose.bench.harness import Run, run
 from mimose.bench.progress import Deadline, Progress
 from mimose.bench.records import UNKNOWN, Code, Record, ResultsFile
