@@ -153,7 +153,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_continued(
     monkeypatch.setattr(schedule, "run", interrupted)
     result = bench(*PAIR, "--out", path)
     assert result.exit_code == 130
-    assert "1 runs are kept in" in result.output
+    assert "contains 1 of the runs" in result.output
     assert "The same command continues" in result.output
     with path.open("a") as file:
         file.write('{"kind":"run","task":"TC')  # a crash in the middle of a line
@@ -182,7 +182,8 @@ def test_a_time_limit_stops_between_runs(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     result = bench(*PAIR, "--time-limit", 0, "--out", path)
     assert result.exit_code == 0
-    assert "stopped at the time limit: 0 runs" in result.output
+    assert "stopped at the time limit: " in result.output
+    assert "contains 0 of the runs" in result.output
     assert not read(path).records
 
 
@@ -258,7 +259,7 @@ def test_what_older_files_call_paper_is_the_hybrid_of_its_scheduler_and_mimose(
     [
         (("--out", "nowhere/x.jsonl"), "--out nowhere/x.jsonl: there is no folder nowhere"),
         (("--out", "folder"), "--out folder is a folder: name a file"),
-        (("--out", "results"), "--out results: the folder of tables gets this name"),
+        (("--out", "results"), "--out results: the folder for tables has the same name"),
         (("--out", "x.jsonl", "-o", "file"), "--output file is a file: name a folder"),
         (("--out", "x.jsonl", "-o", "a/b"), "--output a/b: there is no folder a"),
         (("--report", "file", "-o", "folder", "--into", "no.md"), "--into no.md cannot be read"),

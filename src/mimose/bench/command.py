@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from mimose.bench.progress import Deadline
 from mimose.bench.records import Code, ResultsFile
 from mimose.bench.report import terminal_tables, write_report
 from mimose.bench.schedule import Program, Schedule
-from mimose.bench.workloads import TASKS, task_named
+from mimose.bench.workloads import TASKS, Task, task_named
 from mimose.errors import ArgumentError
 from mimose.reporting import refuse_file, refuse_folder
 
@@ -30,19 +31,20 @@ _STOPPED = 130
 @app.command()
 def bench(
     tasks: Annotated[
-        str | None, typer.Option(help=f"some of {', '.join(TASKS)}; by commas")
+        str | None, typer.Option(help=f"comma-separated, of {', '.join(TASKS)}")
     ] = None,
     contestants: Annotated[
-        str | None, typer.Option(help=f"some of {', '.join(CONTESTANTS)}; by commas")
+        str | None, typer.Option(help=f"comma-separated, of {', '.join(CONTESTANTS)}")
     ] = None,
     tight: Annotated[
-        str | None, typer.Option(help="budgets that plain exceeds on so many % of steps")
+        str | None,
+        typer.Option(help="budgets that plain training exceeds on these percentages of steps"),
     ] = None,
     between: Annotated[
-        str | None, typer.Option(help="budgets from 0 (all recomputed) to 1 (all kept)")
+        str | None, typer.Option(help="budgets as shares, from 0 (all recomputed) to 1 (all kept)")
     ] = None,
-    budget: Annotated[str | None, typer.Option(help="budgets in bytes, 6GiB,8GiB")] = None,
-    steps: Annotated[int | None, typer.Option(min=2, help="steps a run")] = None,
+    budget: Annotated[str | None, typer.Option(help="budgets, such as 6GiB,8GiB")] = None,
+    steps: Annotated[int | None, typer.Option(min=2, help="steps per run")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="runs of each contestant")] = None,
     scale: Annotated[int, typer.Option(min=1, help="multiplies the batch")] = 1,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16 or amp")] = None,
@@ -51,29 +53,27 @@ def bench(
     small: Annotated[
         bool | None, typer.Option(help="small models and lengths; the default on a CPU")
     ] = None,
-    seed: Annotated[int, typer.Option(help="of weights and lengths")] = 0,
+    seed: Annotated[int, typer.Option(help="random seed of weights and lengths")] = 0,
     leg: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="steps after which the next contestant takes over, each in its own process; 0 for "
-            "whole runs, one by one. 10 on a GPU, 0 on a CPU",
+            help="steps per turn of a contestant, each in its own process; 0 runs one contestant "
+            "after the other. By default 10 on a GPU, 0 on a CPU",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="two tasks, one budget")] = False,
     full: Annotated[bool, typer.Option("--full", help="everything, 300 steps a run")] = False,
-    estimators: Annotated[bool, typer.Option(help="compare estimators, too")] = True,
+    estimators: Annotated[bool, typer.Option(help="also compare estimators")] = True,
     tables: Annotated[
-        bool, typer.Option(help="write tables and figures in the end; --report does it later")
+        bool, typer.Option(help="write tables and figures at the end; --report can do it later")
     ] = True,
     time_limit: Annotated[
-        float | None, typer.Option(help="stop between runs after so many seconds")
+        float | None, typer.Option(help="stop after this many seconds, between two runs")
     ] = None,
     allow_dirty: Annotated[
         bool,
-        typer.Option(
-            "--allow-dirty", help="measure code that is not a commit's; the results say so"
-        ),
+        typer.Option("--allow-dirty", help="measure uncommitted code; the results record this"),
     ] = False,
     out: Annotated[Path, typer.Option(help="the results file; continued if it exists")] = Path(
         "bench.jsonl"
@@ -85,13 +85,13 @@ def bench(
         Path | None, typer.Option("--output", "-o", help="the folder for tables and figures")
     ] = None,
     into: Annotated[
-        Path | None, typer.Option(help="with --report: a page to put the ratios and goals into")
+        Path | None, typer.Option(help="with --report: a page to insert the ratios and goals into")
     ] = None,
 ) -> None:
     """Measure training under a memory budget, against peers, on this machine.
 
-    Results go to a file as they come; the same command continues what was interrupted, and tasks,
-    budgets, contestants and rounds may be added to a file.
+    Each result is written to a file at once. The same command continues an interrupted run, and
+    can add tasks, budgets, contestants and rounds to a file.
     """
     try:
         folder = output or (report[0] if report else out).with_suffix("")
@@ -99,23 +99,13 @@ def bench(
             refuse_folder(folder, "--output")
             _report(report, folder, into)
             return
-        _refuse_places(out, folder)
+        _refuse_unwritable(out, folder)
         preset = presets.chosen(quick=quick, full=full)
-        asked = Asked(
-            total=tuple(_split(budget)),
-            between=tuple(map(_number, _split(between))),
-            tight=tuple(map(_number, _split(tight))),
-        )
-        if not (asked.total or asked.between or asked.tight):
-            asked = Asked(tight=preset.tight)
+        asked = _budgets(budget, between, tight) or Asked(tight=preset.tight)
         if precision not in (None, *PRECISIONS):
-            raise BenchError(f"--precision {precision}: it is {', '.join(PRECISIONS)}")
-        extras = {"matplotlib": tables, "sklearn": estimators}
-        for package in ("transformers", *(name for name, wanted in extras.items() if wanted)):
-            need(package)  # before anything is measured, not after
+            raise BenchError(f"--precision {precision}: use one of {', '.join(PRECISIONS)}")
         chosen = tuple(map(task_named, _split(tasks) or preset.tasks))
-        for package in {package for task in chosen for package in task.needs}:
-            need(package, extra="vision")
+        _need_packages(chosen, tables=tables, estimators=estimators)
         where = circumstances.settle_device(device)
         around = circumstances.circumstances(where, allow_dirty=allow_dirty)
         program = Program(
@@ -143,36 +133,55 @@ def bench(
         raise typer.Exit(2) from None
 
 
-def _refuse_places(out: Path, folder: Path) -> None:
-    """Refuse, before anything is measured, what could not be written afterwards."""
+def _need_packages(tasks: Sequence[Task], *, tables: bool, estimators: bool) -> None:
+    """Raise before measuring if a package is missing that is needed then or afterwards."""
+    extras = {"matplotlib": tables, "sklearn": estimators}
+    for package in ("transformers", *(name for name, wanted in extras.items() if wanted)):
+        need(package)
+    for package in {package for task in tasks for package in task.needs}:
+        need(package, extra="vision")
+
+
+def _budgets(budget: str | None, between: str | None, tight: str | None) -> Asked | None:
+    """The budgets of these options; None if none is given."""
+    if not (_split(budget) or _split(between) or _split(tight)):
+        return None
+    return Asked(
+        total=tuple(_split(budget)),
+        between=tuple(map(_number, _split(between))),
+        tight=tuple(map(_number, _split(tight))),
+    )
+
+
+def _refuse_unwritable(out: Path, folder: Path) -> None:
+    """Raise before measuring if the results could not be written."""
     refuse_file(out, "--out", like="bench.jsonl")
     if folder == out:
-        raise BenchError(f"--out {out}: the folder of tables gets this name; write {out}.jsonl")
+        raise BenchError(f"--out {out}: the folder for tables has the same name; use {out}.jsonl")
     refuse_folder(folder, "--output")
 
 
 def _measure(program: Program, header: dict[str, Any], out: Path, time_limit: float | None) -> None:
-    """Measure all that the file does not hold yet; leaves the command if that is not all done."""
+    """Measure what the file does not contain yet; exit if that cannot be completed."""
     file = ResultsFile.opened(out, header)
     try:
         complete = Schedule(program, file, Deadline(time_limit)).measure()
     except KeyboardInterrupt:
-        _say(
-            f"\ninterrupted: {len(file.results.records)} runs are kept in {out}. The same command "
-            "continues from there"
-        )
+        _say(f"\ninterrupted: {_progress(file, out)}")
         raise typer.Exit(_STOPPED) from None
     if not complete:
-        _say(
-            f"stopped at the time limit: {len(file.results.records)} runs are in {out}. The same "
-            "command continues from there"
-        )
+        _say(f"stopped at the time limit: {_progress(file, out)}")
         raise typer.Exit(0)
 
 
+def _progress(file: ResultsFile, out: Path) -> str:
+    runs = len(file.results.records)
+    return f"{out} contains {runs} of the runs. The same command continues from there"
+
+
 def _report(files: list[Path], folder: Path | None, into: Path | None = None) -> None:
-    """Write the pages, if there is a folder; end with the table that most people look for."""
-    _say(f"written: {write_report(files, folder, into) if folder else files[0]}")
+    """Write the pages, if there is a folder, and print the main table."""
+    _say(f"wrote {write_report(files, folder, into) if folder else files[0]}")
     print(f"\n{terminal_tables(files)}", flush=True)
 
 
