@@ -24,6 +24,7 @@ from typing import Any, TypeVar, final
 from torch import nn
 
 from mimose.api.explaining import explain_batch
+from mimose.api.guarded_subscriber import GuardedSubscriber
 from mimose.api.occupied import attached_engines, engines_on_same_blocks, interceptor_on
 from mimose.api.options import checked_options, checked_planner
 from mimose.api.switch import switched_off
@@ -98,7 +99,8 @@ def auto_checkpoint(
             `mimose plan`. If it exists, `run-2.jsonl` and so on (see `handle.recording`).
 
     Returns:
-        A handle with `explain(**batch)`, `stats()` and `detach()`; also a context manager.
+        A handle with `explain(**batch)`, `stats()` and `detach()`; also a context manager. If the
+        model already has a handle, that one is detached first.
 
     >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, batch_first=True), 2)
     >>> with auto_checkpoint(model, "1GiB") as handle:
@@ -236,9 +238,10 @@ class Mimose:
         """Pass all further events to `subscriber`: steps, their plans and peaks, observations.
 
         Override the methods of `mimose.training.Subscriber` that you need. They are called while
-        training runs, so keep them short.
+        training runs, so keep them short. A subscriber that raises an exception gets no more
+        events; a warning says so.
         """
-        self._engine.events.subscribe(subscriber)
+        self._engine.events.subscribe(GuardedSubscriber(subscriber))
 
     def retry(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call `function`, a forward and a backward, and call it again if memory runs out.
