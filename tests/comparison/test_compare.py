@@ -24,8 +24,9 @@ from mimose.comparison import (
 )
 from mimose.comparison.compare import Cell
 from mimose.comparison.tables import cell_text
+from mimose.costs import Option, peak
 from mimose.errors import ArgumentError
-from mimose.reporting import read_recording
+from mimose.reporting import Outlook, read_recording
 
 PLANNERS = ["optimal", "greedy", "greedy_literal", "sublinear", "rotor", "checkmate"]
 
@@ -66,17 +67,33 @@ def test_checkmate_is_not_slower_than_the_best_plan(comparison: Comparison) -> N
             assert checkmate.extra_seconds <= optimal.extra_seconds * 1.001
 
 
-@pytest.fixture
-def trace_file(tmp_path: Path) -> Path:
-    """A step that keeps four tensors of a MiB each until its backward."""
+def traced_step(path: Path, rise_bytes: int) -> Path:
+    """A step that keeps four tensors until its backward, of so many bytes in all."""
     events: list[Event] = [Constant(0, 64)]
-    events += [Call("forward", 1000, (k,), (Output(k + 1, 1 << 20),)) for k in range(4)]
+    events += [Call("forward", 1000, (k,), (Output(k + 1, rise_bytes // 4),)) for k in range(4)]
     events.append(Call("loss", 10, (4,), (Output(14, 8),)))
     for k in range(4, 0, -1):
         events += [Call("backward", 2000, (k, k + 10), (Output(k + 9, 8),)), Release(k)]
-    path = tmp_path / "trace.jsonl"
     write_trace(Trace(tuple(events)), path)
     return path
+
+
+@pytest.fixture
+def trace_file(recording_file: Path, tmp_path: Path) -> Path:
+    """A trace that peaks about where the largest recorded step does with everything kept."""
+    outlook = Outlook.of(read_recording(recording_file))
+    profiles = [outlook.profile(step.size) for step in read_recording(recording_file).steps]
+    known = [profile for profile in profiles if profile is not None]
+    rises = [peak(one, [Option.KEEP] * len(one.runs)) + (one.prelude or 0) for one in known]
+    return traced_step(tmp_path / "trace.jsonl", int(0.99 * max(rises)))
+
+
+def test_a_trace_of_another_step_is_refused_with_both_sizes(
+    recording_file: Path, tmp_path: Path
+) -> None:
+    small = traced_step(tmp_path / "small.jsonl", 1 << 10)
+    with pytest.raises(ArgumentError, match=r"not a trace of this step: it rises by 1\.\d+ KiB"):
+        compare(recording_file, trace=small)
 
 
 def test_dtr_is_simulated_on_a_trace_beside_the_planners(

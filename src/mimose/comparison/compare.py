@@ -20,7 +20,7 @@ from mimose.comparison.stages import Outcome
 from mimose.comparison.sublinear import Sublinear
 from mimose.comparison.trace import Trace
 from mimose.comparison.trace_file import read_trace
-from mimose.costs import InputSize, Option, Profile, extra_nanoseconds
+from mimose.costs import InputSize, Option, Profile, extra_nanoseconds, peak
 from mimose.errors import ArgumentError
 from mimose.planning import Optimal, Plan, planner_named
 from mimose.reporting import Outlook, read_recording
@@ -36,6 +36,9 @@ _DTR_REMARK = (
     "dtr: h_DTR^eq, simulated on the operator trace with the measured time of each operator. It "
     "decides during the step."
 )
+_SAME_STEP = 0.2
+"""How far the peaks of a trace and of the recorded step may be apart, as a share. Eight traces
+from an H200 were at most 0.0103 apart from their recordings."""
 _SHOWN = 8
 """How many recorded sizes an error message lists."""
 
@@ -117,13 +120,26 @@ def compare(
         remarks = (f"{file}: {recording.remark}", *remarks)
     chosen = [_size_named(text, list(known)) for text in sizes]
     chosen = chosen or [max(known, key=lambda size: outlook.easy_budget(known[size]))]
-    if traced is not None:
+    if trace is not None and traced is not None:
+        _refuse_trace_of_another_step(trace, traced, known[chosen[0]])
         remarks = (*remarks, _DTR_REMARK)
     compared = [
         compare_size(outlook, known[size], planners, budgets, traced)
         for size in dict.fromkeys(chosen)
     ]
     return Comparison(tuple(compared), (*remarks, *_remarks_on_low_budgets(compared)))
+
+
+def _refuse_trace_of_another_step(file: Path, trace: Trace, profile: Profile) -> None:
+    traced = trace.peak_bytes - trace.constant_bytes
+    all_kept = [Option.KEEP] * len(profile.runs)
+    recorded = (profile.prelude or 0) + peak(replace(profile, link=None), all_kept)
+    if abs(traced - recorded) > _SAME_STEP * recorded:
+        raise ArgumentError(
+            f"{file} is not a trace of this step: it rises by {text_of(traced)}, and the recorded "
+            f"step of size {profile.size} by {text_of(recorded)} with everything kept. Record a "
+            "trace at this size (mimose trace), or choose the traced one with --size"
+        )
 
 
 def _remarks_on_low_budgets(compared: Sequence[SizeComparison]) -> list[str]:
