@@ -8,7 +8,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 .PHONY: help setup demo test check soak docs pages browser format clean
 
 help:
-	@echo "make demo | test | check | docs | soak | format | clean"
+	@echo "make setup | demo | test | check | docs | pages | browser | soak | format | clean"
 
 setup: $(VENV)/.setup
 

@@ -28,7 +28,8 @@ _INTENDED_UNITS = {"": "GiB", **{letter: f"{letter}iB" for letter in "KMGTP"}}
 """The probable unit by first letter, for inputs such as 6G, 6Gi or 6 gigs."""
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z%]*)\s*\Z")
 _SMALLEST, _LARGEST = 1 << 20, 1 << 60
-_EXAMPLES = '"6GiB", "512MiB", "6GB", "80%", "auto", or a number of bytes'
+_SIZES = '"6GiB", "512MiB", "6GB"'
+_EXAMPLES = f'{_SIZES}, "80%", "auto", or a number of bytes'
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +80,26 @@ def parse_budget(budget: SupportsIndex | str | float) -> Budget:
 
 def typed_budget(text: str, option: str = "--budget") -> Budget:
     """Parse a budget from a command line, where digits without a unit are bytes."""
+    digits = text.isdecimal() and len(text) < 20
     try:
-        return parse_budget(int(text) if text.isdecimal() else text)
+        return parse_budget(int(text) if digits else text)
     except BudgetError as error:
         raise BudgetError(str(error).replace("memory_budget=", f"{option} ", 1)) from None
+
+
+def typed_bytes(text: str, option: str = "--budget") -> int:
+    """Parse a budget from a command line that knows no device: bytes, no share of a device."""
+    try:
+        total = typed_budget(text, option).total_bytes
+    except BudgetError as error:
+        raise BudgetError(
+            str(error).replace(_EXAMPLES, f"{_SIZES}, or a number of bytes")
+        ) from None
+    if total is None:
+        raise BudgetError(
+            f"{option} {text!r}: a percentage or auto needs a device; give bytes, such as 6GiB"
+        )
+    return total
 
 
 def _parse_float(budget: float) -> Budget:

@@ -127,7 +127,8 @@ def test_what_cannot_be_is_answered_in_one_line(
     young.write_text(recording_file.read_text().split("\n")[0] + "\n")
     assert "no such file" in refused(capsys, "report", tmp_path / "nowhere.jsonl")
     assert "neither a recording nor" in refused(capsys, "report", other)
-    assert "no training step" in refused(capsys, "report", empty)
+    for command in ("report", "plan", "compare"):
+        assert "no training step" in refused(capsys, command, empty)
     assert "train a little longer" in refused(capsys, "report", young)
     assert "directory" in refused(capsys, "report", tmp_path)
     assert "invalid" in refused(capsys, "report", recording_file, "--format", "pdf").lower()
@@ -140,8 +141,21 @@ def test_what_cannot_be_is_answered_in_one_line(
         capsys, "plan", recording_file, "--lengths", "nowhere.csv"
     )
     assert "is none of" in refused(capsys, "plan", recording_file, "--planner", "best")
-    assert "--help" in refused(capsys, "repot")
-    assert "--help" in refused(capsys, "report")
+    assert "'64,128'" not in refused(capsys, "plan", recording_file, "--samples")
+    assert "leave out --output" in refused(capsys, "report", recording_file, "--json", "-o", "x")
+    assert refused(capsys, "repot").endswith("'report'? Try: mimose --help\n")
+    assert refused(capsys, "report").endswith("Try: mimose report --help\n")
+
+
+@pytest.mark.parametrize("option", ["--budget", "--floor"])
+def test_a_size_without_a_device_is_never_told_to_be_a_share_of_it(
+    option: str, capsys: pytest.CaptureFixture[str], recording_file: Path
+) -> None:
+    for text in ("lots", "6XB", "9" * 5000):
+        message = refused(capsys, "plan", recording_file, option, text)
+        assert option in message
+        assert "auto" not in message
+        assert "%" not in message
 
 
 def test_help_comes_with_examples(capsys: pytest.CaptureFixture[str]) -> None:

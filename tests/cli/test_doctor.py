@@ -141,7 +141,7 @@ def test_missing_extras_are_noted_with_their_use(monkeypatch: pytest.MonkeyPatch
         "scikit-learn, matplotlib and xgboost",
     ]
     assert [note.startswith(start) for note, start in zip(notes, told, strict=True)] == [True] * 4
-    assert "`mimose report` and `mimose plan`" in notes[0]
+    assert "all commands but `mimose doctor`" in notes[0]
     assert "pip install 'typer>=" in notes[0]
 
 

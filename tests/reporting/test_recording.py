@@ -175,7 +175,7 @@ def test_files_that_are_no_recordings_are_refused_with_a_reason(tmp_path: Path) 
         ("step,loss\n1,2\n", "is not a recording: make one with"),
         ('{"recording":{"format":1', "truncated in its first line"),
         (json.dumps({"recording": {"format": 99, "mimose_version": "9"}},
-                    separators=(",", ":")), "use mimose 9"),
+                    separators=(",", ":")), "the version that recorded it"),
         ('{"recording":{"format":1,"colour":2}}', "invalid header"),
     ]:  # fmt: skip
         path.write_text(content)

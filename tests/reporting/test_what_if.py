@@ -126,6 +126,18 @@ def test_lengths_are_read_as_people_write_them(tmp_path: Path) -> None:
     file.write_text("length,count\n10,many\n")
     with pytest.raises(mimose.ArgumentError, match="line 2"):
         parse_lengths(str(file))
+    file.write_text("-5\n7\n")
+    with pytest.raises(mimose.ArgumentError, match="line 1: '-5' is not a positive length"):
+        parse_lengths(str(file))
+    file.write_text("64,1e308\n65,1e308\n")
+    with pytest.raises(mimose.ArgumentError, match="counts add up to more"):
+        parse_lengths(str(file))
+
+
+@pytest.mark.parametrize("endless", ["1-100000000000", "7,99999999999999999999"])
+def test_endless_lengths_are_refused_before_they_fill_the_memory(endless: str) -> None:
+    with pytest.raises(mimose.ArgumentError, match="but at most 1,000,000 is supported"):
+        parse_lengths(endless)
 
 
 def test_samples_are_padded_to_the_longest_of_a_batch() -> None:

@@ -18,7 +18,7 @@ from mimose.cli.report import Format, write_report
 from mimose.cli.user_errors import guarded
 from mimose.errors import ArgumentError
 from mimose.reporting import refuse_file
-from mimose.units import typed_budget
+from mimose.units import typed_bytes
 
 app = typer.Typer(
     name="mimose",
@@ -69,6 +69,8 @@ def report(
 
     The page is one file and needs no network. For benchmark results, md and png write a folder.
     """
+    if as_json and output is not None:
+        raise ArgumentError("--json prints to standard output: leave out --output, or use > FILE")
     write_report(file, format, output, as_json=as_json)
 
 
@@ -107,13 +109,17 @@ def plan(
     """Predict the cost of other budgets, host memory or lengths, without training."""
     from mimose.reporting import Question
 
+    if samples and lengths is None:
+        raise ArgumentError(
+            "--samples needs --lengths, the lengths of samples: --lengths data.csv --samples"
+        )
     if plot is not None:
         refuse_file(plot, "--plot", like="plan.png")
         need_matplotlib(plot)
-    question = Question.about(file, planner, _in_bytes(floor, "--floor") if floor else None)
+    question = Question.about(file, planner, typed_bytes(floor, "--floor") if floor else None)
     print_remark(file, question.remark)
     weights = question.weights(lengths, samples=samples)
-    forecast = question.forecast(weights, [_in_bytes(text) for text in budget or []])
+    forecast = question.forecast(weights, [typed_bytes(text) for text in budget or []])
     if plot is not None:
         from mimose.reporting.page.tradeoff import draw_tradeoff
 
@@ -126,15 +132,6 @@ def plan(
     Console().print(forecast_table(forecast))
     if plot is not None:
         print_status(f"wrote {plot}")
-
-
-def _in_bytes(text: str, option: str = "--budget") -> int:
-    total = typed_budget(text, option).total_bytes
-    if total is None:
-        raise ArgumentError(
-            f"{option} {text!r}: a percentage or auto needs a device; give bytes, such as 6GiB"
-        )
-    return total
 
 
 @app.command(
@@ -166,7 +163,7 @@ def compare(
     """Compare published planners on the costs of a recorded run, without training."""
     from mimose.cli.comparing import run_comparison
 
-    budgets = [_in_bytes(text) for text in budget or []]
+    budgets = [typed_bytes(text) for text in budget or []]
     files = run_comparison(file, size or [], budgets, time_limit, output, as_json, trace)
     for written in files:
         print_status(f"wrote {written}")

@@ -22,7 +22,7 @@ from mimose.memory import (
 from mimose.units import Budget, text_of
 
 _NEEDED_FOR = {
-    "cli": "`mimose report` and `mimose plan`",
+    "cli": "all commands but `mimose doctor`",
     "hf": "transformers' Trainer",
     "lightning": "Lightning's Trainer",
     "bench": "`mimose bench` and pictures of reports",

@@ -14,7 +14,12 @@ def write(text: str, target: Path) -> None:
     if str(target) == "-":
         print(text, end="")
         return
-    target.write_text(text, encoding="utf-8")
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(
+            f"{target} cannot be written: {(error.strerror or str(error)).lower()}"
+        ) from None
     print_status(f"wrote {target}")
 
 

@@ -56,8 +56,15 @@ def is_trace_file(source: str) -> bool:
 
 def load_or_record(source: str, device: str | None) -> Trace:
     """The trace in a file, or of the step that `module:function` returns."""
-    if is_trace_file(source):
-        return read_trace(source)
+    trace = read_trace(source) if is_trace_file(source) else _record(source, device)
+    if not trace.calls:
+        raise ArgumentError(
+            f"the step of {source!r} ran no operators: it must run a model forward and backward"
+        )
+    return trace
+
+
+def _record(source: str, device: str | None) -> Trace:
     device_type, step = _checked_device(device), load_step(source)
     try:
         return record_trace(step, device=device_type)
@@ -80,8 +87,6 @@ def _checked_device(device: str | None) -> str:
 
 def compare(trace: Trace, heuristics: Sequence[str]) -> Comparison:
     """Simulate a trace at every share of its memory."""
-    if not trace.calls:
-        raise ArgumentError("the trace contains no operator calls: the step must run a model")
     return Comparison(
         calls=len(trace.calls),
         milliseconds=trace.nanoseconds / 1e6,

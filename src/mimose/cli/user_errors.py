@@ -26,7 +26,12 @@ def guarded(commands: typer.Typer, words: Sequence[str], program: str) -> int:
             raise
         if not error.format_message():  # without arguments click has printed the help
             return 0
-        return _refused(program, f"{error.format_message()} Try: {program} --help")
+        text = error.format_message().removeprefix("Value error, ")
+        text += "" if text.endswith((".", "?")) else "."
+        context = getattr(error, "ctx", None)
+        return _refused(
+            program, f"{text} Try: {context.command_path if context else program} --help"
+        )
     if status == INTERRUPTED:  # newer versions of click turn Ctrl-C into an exit
         raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
@@ -38,6 +43,7 @@ def _refused(program: str, message: str) -> int:
 
 
 def _message(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {(error.strerror or 'cannot be used').lower()}"
-    return str(error)
+    if not isinstance(error, OSError):
+        return str(error)
+    problem = (error.strerror or str(error) or "cannot be used").lower()
+    return problem if error.filename is None else f"{error.filename}: {problem}"

@@ -61,7 +61,7 @@ def _without_plan(engine: Engine, size: InputSize, base_bytes: int) -> Explanati
         size=size,
         blocks=tuple(engine.block_names),
         budget_bytes=engine.budget_bytes,
-        reserve_bytes=setting.reserve.bytes if setting else 0,
+        reserve_bytes=setting.reserve.bytes if setting else None,
         base_bytes=base_bytes,
         parameter_bytes=parameter_bytes,
         gradient_bytes=gradient_bytes,

@@ -26,8 +26,8 @@ class Explanation:
     """The names of the blocks."""
     budget_bytes: int | None = None
     """The budget; None for "auto" or a percentage until the first step."""
-    reserve_bytes: int = 0
-    """The part of the budget that plans leave free."""
+    reserve_bytes: int | None = None
+    """The part of the budget that plans leave free; None before the first step."""
     base_bytes: int = 0
     """Memory in use when the first block starts: parameters, gradients, optimizer state, inputs."""
     parameter_bytes: int = 0
@@ -64,10 +64,10 @@ class Explanation:
     def __str__(self) -> str:
         lines = [f"input {self.size}", *([self.note] if self.note else [])]
         if self.budget_bytes is not None:
-            lines.append(
-                f"budget {text_of(self.budget_bytes)}, including a reserve of "
-                f"{text_of(self.reserve_bytes)}"
-            )
+            reserve = "a reserve, known from the first step on"
+            if self.reserve_bytes is not None:
+                reserve = f"a reserve of {text_of(self.reserve_bytes)}"
+            lines.append(f"budget {text_of(self.budget_bytes)}, including {reserve}")
         lines.append(self._floor_line())
         if self.profile is not None and self.plan is not None:
             lines += self._plan_lines(self.profile, self.plan)

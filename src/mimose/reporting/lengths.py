@@ -10,6 +10,8 @@ from pathlib import Path
 
 from mimose.errors import ArgumentError
 
+_MOST_LENGTHS = 1_000_000
+"""Different lengths, and the longest length: far more than any model trains with."""
 _USAGE = 'use "128", "64,128,256", "24-256", or a file with one "length" or "length,count" per line'
 
 
@@ -29,20 +31,31 @@ def parse_lengths(text: str) -> dict[int, float]:
         low, high = int(match[1]), int(match[2] or match[1])
         if not 0 < low <= high:
             raise ArgumentError(f"lengths {part.strip()!r} are not a positive range; {_USAGE}")
+        _refuse_too_many(high, part.strip())
         for length in range(low, high + 1):
             weights[length] = weights.get(length, 0.0) + 1.0
     return weights
+
+
+def _refuse_too_many(longest: int, shown: str) -> None:
+    if longest > _MOST_LENGTHS:
+        raise ArgumentError(
+            f"lengths {shown!r} go up to {longest:,}, but at most {_MOST_LENGTHS:,} is supported; "
+            "give shorter lengths"
+        )
 
 
 def _from_file(path: Path) -> dict[int, float]:
     weights: dict[int, float] = {}
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         for number, row in enumerate(csv.reader(file), 1):
-            if not row or (number == 1 and not row[0].strip().isdigit()):
+            if not row or (number == 1 and not re.search(r"\d", row[0])):  # a header
                 continue
             length, count = _parse_row(row, f"{path}, line {number}")
             weights[length] = weights.get(length, 0.0) + count
     weights = {length: count for length, count in weights.items() if count}
+    if not math.isfinite(sum(weights.values())):
+        raise ArgumentError(f"{path}: the counts add up to more than a float can hold")
     if not weights:
         raise ArgumentError(f"{path} contains no lengths; {_USAGE}")
     return weights
@@ -56,6 +69,7 @@ def _parse_row(row: list[str], place: str) -> tuple[int, float]:
     if length < 1 or not 0 <= count < math.inf:
         shown = ",".join(row)[:40]
         raise ArgumentError(f"{place}: {shown!r} is not a positive length; {_USAGE}")
+    _refuse_too_many(length, place)
     return length, count
 
 

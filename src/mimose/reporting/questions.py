@@ -38,6 +38,8 @@ class Question:
         """Read a recording or a saved state_dict."""
         with file.open("rb") as opened:
             first = opened.readline(65536).decode(errors="replace")
+        if not first:
+            raise ArgumentError(f"{file} is empty: no training step was recorded yet")
         if is_recording(first):
             recording = read_recording(file)
             sizes = tuple(step.size for step in recording.steps)

@@ -148,14 +148,17 @@ def _header(line: str, path: str | os.PathLike[str]) -> Header:
     try:
         values: dict[str, Any] = json.loads(line)["recording"]
     except ValueError:
-        raise ArgumentError(f"{path} is truncated in its first line: nothing to read") from None
+        raise ArgumentError(
+            f"{path} is truncated in its first line: nothing to read. {_RECORD_AGAIN}"
+        ) from None
     if not isinstance(values, dict):
-        raise ArgumentError(f"{path} has an invalid header in its first line")
+        raise ArgumentError(f"{path} has an invalid header in its first line. {_RECORD_AGAIN}")
     if values.get("format") not in READABLE:
         readable = ", ".join(map(str, READABLE))
         raise ArgumentError(
             f"{path} has format {values.get('format')}, but this version of mimose reads formats "
-            f"{readable}: use mimose {values.get('mimose_version')}"
+            f"{readable}: read it with the version that recorded it "
+            f"({values.get('mimose_version')}), or record the run again"
         )
     try:
         header = Header(**{**values, "blocks": tuple(map(str, values["blocks"]))})
@@ -164,7 +167,9 @@ def _header(line: str, path: str | os.PathLike[str]) -> Header:
             raise ValueError(f"{numbers} are not numbers of bytes")
         return header
     except (KeyError, TypeError, ValueError):
-        raise ArgumentError(f"{path} has an invalid header in its first line") from None
+        raise ArgumentError(
+            f"{path} has an invalid header in its first line. {_RECORD_AGAIN}"
+        ) from None
 
 
 class _Reader:
@@ -247,6 +252,7 @@ class _Reader:
         )
 
 
+_RECORD_AGAIN = 'Record the run again: auto_checkpoint(..., record="run.jsonl")'
 _LETTERS = {option.letter for option in Option}
 _NULLABLE = ("peak", "held")
 """Measurements of a step that may be null."""

@@ -181,14 +181,16 @@ class Stats:
         return stats_html(self)
 
     def _lines(self) -> Iterator[str]:
-        runs = self.runs_kept + self.runs_recomputed
-        share = self.runs_recomputed / runs if runs else 0.0
         yield f"{_steps(self.steps)}: {self.observed_steps} observed, {self.planned_steps} planned"
+        if not self.steps:
+            return
         yield f"plans: {self.cache_hits} from the cache, {self.cache_misses} new"
-        yield (
-            f"recomputed in planned steps: {share:.1%} of block runs, about "
-            f"{self.recompute_share:.1%} of the time"
-        )
+        runs = self.runs_kept + self.runs_recomputed
+        if runs:
+            yield (
+                f"recomputed in planned steps: {self.runs_recomputed / runs:.1%} of block runs, "
+                f"about {self.recompute_share:.1%} of the time"
+            )
         yield self._peak_line()
         if self.moved_bytes:
             yield (
