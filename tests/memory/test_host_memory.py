@@ -19,6 +19,7 @@ from chains import steady
 from mimose.errors import ArgumentError
 from mimose.memory import (
     CopyState,
+    CopyTimes,
     HostArena,
     HostMemory,
     LinkSpeed,
@@ -26,7 +27,6 @@ from mimose.memory import (
     host_limit,
     meter_for,
 )
-from mimose.memory.host_copies import CopyTimes
 from mimose.memory.host_limit import automatic_limit, parse_host_memory, physical_bytes
 
 CPU = torch.device("cpu")
