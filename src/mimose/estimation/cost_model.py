@@ -19,11 +19,11 @@ from mimose.costs import (
     in_one_order,
 )
 from mimose.estimation.estimator import Estimator
-from mimose.estimation.habit import Habit
 from mimose.estimation.multi_pass import MultiPass
 from mimose.estimation.prediction import Prediction, State, Surprise
 from mimose.estimation.proportions import Proportions
 from mimose.estimation.reliability import Reliability
+from mimose.estimation.sticky_flag import StickyFlag
 
 _ENOUGH = 12
 """Observations after which sizes that cannot be predicted are no longer observed for their own
@@ -56,9 +56,9 @@ class CostModel:
         """The most gradients that were allocated before each run's backward; and in all."""
         self.unused: set[Run] = set()
         """Runs that a loss did not use: plans do not know them."""
-        self.retained = Habit()
+        self.retained = StickyFlag()
         """Whether graphs outlive their backwards."""
-        self.skips = Habit()
+        self.skips = StickyFlag()
         """Whether steps leave some of their runs out."""
         self.any_order = False
         """Whether blocks have run in more than one order: each may come at any time then."""
