@@ -540,13 +540,13 @@ def test_steps_that_allocate_and_steps_that_add_to_gradients_stand_in_for_each_o
     for length in (128, 150):
         assert state_of(cost_model, 8, length) is State.LEARNING
     for _ in range(3):
-        assert not cost_model.curious(size(8, 150))
-        assert cost_model.curious(size(8, 20))  # not even the other kind is trusted there
+        assert not cost_model.worth_observing(size(8, 150))
+        assert cost_model.worth_observing(size(8, 20))  # not even the other kind is trusted there
         cost_model.note_planned(size(8, 150))
-    assert cost_model.curious(size(8, 150))
+    assert cost_model.worth_observing(size(8, 150))
     cost_model.allocates = known
     assert state_of(cost_model, 8, 150) is State.TRUSTED
-    assert not cost_model.curious(size(8, 150))
+    assert not cost_model.worth_observing(size(8, 150))
 
 
 def test_steps_known_by_themselves_do_not_count_as_stood_in_for() -> None:
@@ -554,7 +554,7 @@ def test_steps_known_by_themselves_do_not_count_as_stood_in_for() -> None:
     for _ in range(3):
         cost_model.note_planned(size(8, 150))
     cost_model.allocates = False
-    assert not cost_model.curious(size(8, 150))
+    assert not cost_model.worth_observing(size(8, 150))
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -588,7 +588,7 @@ def test_sizes_smaller_than_all_seen_in_some_dimension_are_not_trusted() -> None
     for length in (63, 10):
         assert state_of(cost_model, 8, length) is State.LEARNING
         assert not trusted(8, length)
-        assert not cost_model.curious(size(8, length))  # the fit tells them well enough
+        assert not cost_model.worth_observing(size(8, length))  # the fit tells them well enough
 
 
 def test_sizes_near_one_line_do_not_pass_for_what_they_are_not() -> None:
@@ -621,24 +621,24 @@ def test_peaks_out_of_range_teach_nothing(beyond: InputSize) -> None:
 
 def test_knowledge_is_curious_until_ready() -> None:
     cost_model = knowing(*(seen(8, length) for length in (64, 128, 200)))
-    assert cost_model.curious(size(8, 100))
+    assert cost_model.worth_observing(size(8, 100))
     cost_model.learn(seen(8, 300))
-    assert not cost_model.curious(size(8, 100))
+    assert not cost_model.worth_observing(size(8, 100))
 
 
 def test_knowledge_that_does_not_get_ready_is_not_curious_for_ever() -> None:
     cost_model = knowing(*[seen(8, 128)] * 11)
-    assert cost_model.curious(size(8, 100))
+    assert cost_model.worth_observing(size(8, 100))
     cost_model.learn(seen(8, 128))
-    assert not cost_model.curious(size(8, 100))
+    assert not cost_model.worth_observing(size(8, 100))
 
 
 def test_knowledge_is_curious_of_each_layout_by_itself() -> None:
     cost_model = ready_knowledge()
     other = InputSize((("ids", 2),), (8, 128))
-    assert cost_model.curious(other)
+    assert cost_model.worth_observing(other)
     cost_model.learn(seen(8, 300, layout=other.layout))
-    assert cost_model.curious(other)
+    assert cost_model.worth_observing(other)
 
 
 @pytest.mark.parametrize("length", [20, 114, 300, 321])
@@ -675,12 +675,12 @@ def test_late_times_count_in_predictions_of_other_sizes() -> None:
 
 def test_only_sizes_larger_than_all_seen_are_beyond() -> None:
     cost_model = ready_knowledge()
-    assert not cost_model.beyond(size(8, 300))
-    assert not cost_model.beyond(size(3, 150))
-    assert cost_model.beyond(size(8, 301))
-    assert cost_model.beyond(size(9, 64))
+    assert not cost_model.exceeds_observed(size(8, 300))
+    assert not cost_model.exceeds_observed(size(3, 150))
+    assert cost_model.exceeds_observed(size(8, 301))
+    assert cost_model.exceeds_observed(size(9, 64))
     cost_model.learn(seen(8, 301))
-    assert not cost_model.beyond(size(8, 301))
+    assert not cost_model.exceeds_observed(size(8, 301))
 
 
 # How far predictions can be relied on
@@ -762,7 +762,7 @@ def test_a_provisional_observation_is_told_but_never_trusted() -> None:
     assert prediction is not None
     assert prediction.state is State.LEARNING
     assert prediction.uncertainty > 0
-    assert knowing(provisional(8, 128)).curious(size(8, 128))
+    assert knowing(provisional(8, 128)).worth_observing(size(8, 128))
 
 
 @pytest.mark.parametrize("length", [128, 64])
@@ -790,7 +790,7 @@ def test_what_was_written_down_of_a_provisional_observation_is_provisional_still
     again = CostModel.from_plain(knowing(provisional(8, 128)).to_plain())
     assert state_of(again, 8, 128) is State.LEARNING
     again.learn(seen(8, 64))
-    assert [o.size for o in again._observations()] == [size(8, 64)]
+    assert [o.size for o in again.observations] == [size(8, 64)]
 
 
 # Surprises
@@ -837,15 +837,15 @@ def test_a_surprise_makes_predictions_suspect_until_the_next_observation(
     surprise: Surprise,
 ) -> None:
     cost_model = ready_knowledge()
-    assert not cost_model.curious(size(8, 150))
+    assert not cost_model.worth_observing(size(8, 150))
     cost_model.surprised(surprise)
     for length in (128, 150):
         assert state_of(cost_model, 8, length) is State.SUSPECT
-        assert cost_model.curious(size(8, length))
+        assert cost_model.worth_observing(size(8, length))
     cost_model.learn(seen(8, 150))
     for length in (128, 150):
         assert state_of(cost_model, 8, length) is State.TRUSTED
-        assert not cost_model.curious(size(8, length))
+        assert not cost_model.worth_observing(size(8, length))
 
 
 @pytest.mark.parametrize("real", [1040, 960])
@@ -862,7 +862,7 @@ def test_a_peak_that_does_not_matter_is_no_surprise(real: int) -> None:
     cost_model = ready_knowledge()
     cost_model.peaked(size(8, 150), 1000, real, matters=False)
     assert state_of(cost_model, 8, 150) is State.TRUSTED
-    assert not cost_model.curious(size(8, 150))
+    assert not cost_model.worth_observing(size(8, 150))
     assert cost_model.reliability.uncertainty == pytest.approx(max(0.0, real / 1000 - 1))
 
 
@@ -880,10 +880,10 @@ def test_surprises_that_go_on_and_on_are_no_longer_a_reason_to_observe() -> None
     cost_model = ready_knowledge()
     for _ in range(16):
         cost_model.surprised(Surprise.EVICTED)
-        assert cost_model.curious(size(8, 150))
+        assert cost_model.worth_observing(size(8, 150))
         cost_model.learn(seen(8, 150))
     cost_model.surprised(Surprise.EVICTED)
-    assert not cost_model.curious(size(8, 150))
+    assert not cost_model.worth_observing(size(8, 150))
 
 
 def test_after_a_failure_sizes_as_large_are_observed_until_one_was() -> None:

@@ -63,7 +63,7 @@ class Observing:
 
     @property
     def observations(self) -> list[StepObservation]:
-        return list(self.cost_model._observations())
+        return list(self.cost_model.observations)
 
     @property
     def seconds(self) -> list[set[float]]:
@@ -124,7 +124,7 @@ def test_late_times_go_to_the_regime_that_they_were_seen_in() -> None:
     assert regimes[0] is regimes[2] is not regimes[1]
     run.times_come()
     for cost_model, times in zip(regimes[:2], ({1.0, 3.0}, {2.0, 4.0}), strict=True):
-        assert seconds_of(*cost_model._observations()) == times
+        assert seconds_of(*cost_model.observations) == times
     run.handle.detach()
 
 
@@ -142,7 +142,7 @@ def test_a_recording_tells_late_times_and_no_more_observations_than_there_were(
     recording = read_recording(tmp_path / "run.jsonl")
     whole = [seen for seen in recording.observations if not seen.provisional]
     assert [seconds_of(seen) for seen in whole] == [{1.0}, {2.0}, {4.0}]
-    assert len(list(recording.cost_model()._observations())) == 3
+    assert len(list(recording.cost_model().observations)) == 3
 
 
 class TellsSome(LateClock):

@@ -271,7 +271,7 @@ class Mimose:
         if size.layout not in known and self._engine.options.input_size is None:
             refuse_other_arguments(self._engine.model.forward, args, kwargs)
         explanation = explain_plan(
-            size=self._engine.scheduler.cost_model.whole(size),
+            size=self._engine.scheduler.cost_model.expected_size(size),
             blocks=self._engine.block_names,
             cost_model=self._engine.scheduler.cost_model,
             planner=self._engine.scheduler.planner,

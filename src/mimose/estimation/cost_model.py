@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,11 +69,11 @@ class CostModel:
         """Changes whenever predictions may have changed; no two cost models share one."""
 
     @property
-    def later_bytes(self) -> int:
+    def later_backward_bytes(self) -> int:
         """What later backwards through one graph find beyond the first: saved gradients, say."""
         return self._later_bytes if self.retained else 0
 
-    def note_later(self, number_of_bytes: int) -> None:
+    def note_later_backward(self, number_of_bytes: int) -> None:
         """A later backward through the same graph found so much more."""
         if number_of_bytes > self._later_bytes:
             self._later_bytes = number_of_bytes
@@ -157,14 +157,14 @@ class CostModel:
         if any(len(one) != len(pattern) for one in known):
             self.skips.note(True)
         if not all(in_one_order(one, pattern) for one in known):
-            self.orders_vary()
+            self.assume_any_order()
 
-    def orders_vary(self) -> None:
+    def assume_any_order(self) -> None:
         """Blocks ran in another order than before: from now on plans are for any."""
         if self.any_order:
             return
         self.any_order = True
-        observations = list(self._observations())
+        observations = self.observations
         self._estimators, self._preferred, self._gradients = {}, {}, {}
         for observation in observations:
             self.learn(observation)
@@ -209,7 +209,7 @@ class CostModel:
 
     # Predicting
 
-    def whole(self, size: InputSize) -> InputSize:
+    def expected_size(self, size: InputSize) -> InputSize:
         """The size of a step that begins with a pass of this size, as far as can be known."""
         known = self._multi_pass.get(size.layout)
         return size if known is None else known.expected(size)
@@ -245,12 +245,12 @@ class CostModel:
         estimator = self._estimator_for(size)
         return None if estimator is None else estimator.extrapolate(size)
 
-    def beyond(self, size: InputSize) -> bool:
+    def exceeds_observed(self, size: InputSize) -> bool:
         """Whether a size is larger than all that were seen."""
         estimator = self._estimator_for(size)
         return estimator is not None and not estimator.covers(size)
 
-    def teaches(self, size: InputSize) -> bool:
+    def worth_measuring(self, size: InputSize) -> bool:
         """Whether measuring a step of such a size improves predictions.
 
         Where observations do not follow the size, more of them do not help: they would only make
@@ -278,7 +278,7 @@ class CostModel:
         estimator = self._estimator_for(size)
         return Proportions() if estimator is None else estimator.proportions
 
-    def curious(self, size: InputSize) -> bool:
+    def worth_observing(self, size: InputSize) -> bool:
         """Whether observing a step of this size teaches anything."""
         if self.reliability.suspects(size):
             return True
@@ -329,7 +329,11 @@ class CostModel:
         # In any order a run may come when all that others keep is there, as in a retained graph.
         retained = bool(self.retained) or self.any_order
         return StepConditions(
-            allocated, in_all + self.later_bytes, previous_output_bytes, retained, beside_bytes
+            allocated,
+            in_all + self.later_backward_bytes,
+            previous_output_bytes,
+            retained,
+            beside_bytes,
         )
 
     def _gradients_for(self, pattern: Pattern, missing_bytes: int) -> tuple[tuple[int, ...], int]:
@@ -365,7 +369,7 @@ class CostModel:
     def to_plain(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts alone, for files."""
         return {
-            "observations": [o.to_plain() for o in self._observations()],
+            "observations": [o.to_plain() for o in self.observations],
             "gradients": [
                 [list(map(list, pattern)), list(numbers), allocates]
                 for (pattern, allocates), numbers in self._gradients.items()
@@ -394,9 +398,10 @@ class CostModel:
         cost_model.unused.update((int(block), int(nth)) for block, nth in plain.get("unused", ()))
         return cost_model
 
-    def _observations(self) -> Iterable[StepObservation]:
-        for estimator in self._estimators.values():
-            yield from estimator.observations
+    @property
+    def observations(self) -> list[StepObservation]:
+        """The observations that predictions use."""
+        return [o for estimator in self._estimators.values() for o in estimator.observations]
 
     def _prefer(self, layout: Layout, allocates: bool) -> None:
         kind = layout, allocates

@@ -40,7 +40,7 @@ class CostModels:
             if cost_model.observed
         ]
 
-    def take_in(self, plain: list[Mapping[str, Any]], blocks: int) -> None:
+    def load_plain(self, plain: list[Mapping[str, Any]], blocks: int) -> None:
         """Know again, of a model of so many blocks, what `to_plain` gave: all of it or nothing."""
         cost_models = {
             Regime.from_plain(chapter["regime"]): CostModel.from_plain(chapter["knowledge"], blocks)

@@ -86,7 +86,7 @@ class Outlook:
         estimate = self.estimate(size)
         if estimate is not None and estimate.bound_of is None:
             return estimate
-        if not self.cost_model.beyond(size):
+        if not self.cost_model.exceeds_observed(size):
             return None
         return self._usual(self.cost_model.extrapolate(size), size)
 
