@@ -209,7 +209,7 @@ class CostModel:
         own = self._own(size)
         self._stand_in_steps += _predicted_or_bounded(own, size) is None
         if own is not None:
-            own.planned_since += 1
+            own.planned_since_observed += 1
 
     def peaked(
         self, size: InputSize, predicted_rise: int, real_rise: int, *, matters: bool = True
@@ -342,7 +342,7 @@ class CostModel:
         if estimator is None:
             return True
         if estimator.noisy:
-            return estimator.planned_since >= _PLANNED_BETWEEN
+            return estimator.planned_since_observed >= _PLANNED_BETWEEN
         return not estimator.unfit
 
     def _is_stood_in_for(self, size: InputSize) -> bool:
