@@ -22,7 +22,7 @@ from mimose.costs.options import Option
 from mimose.costs.timeline import Profile, peak
 from mimose.estimation.cost_model import CostModel
 from mimose.estimation.estimator import Estimator
-from mimose.estimation.prediction import Prediction, State, Surprise
+from mimose.estimation.prediction import Prediction, State
 from mimose.estimation.reliability import Reliability
 from observed import (
     PATTERN,
@@ -832,13 +832,10 @@ def test_a_peak_of_a_step_that_was_to_rise_by_nothing_teaches_nothing() -> None:
     assert not reliability.suspects(size(8, 128))
 
 
-@pytest.mark.parametrize("surprise", Surprise)
-def test_a_surprise_makes_predictions_suspect_until_the_next_observation(
-    surprise: Surprise,
-) -> None:
+def test_a_surprise_makes_predictions_suspect_until_the_next_observation() -> None:
     cost_model = ready_knowledge()
     assert not cost_model.worth_observing(size(8, 150))
-    cost_model.surprised(surprise)
+    cost_model.surprised()
     for length in (128, 150):
         assert state_of(cost_model, 8, length) is State.SUSPECT
         assert cost_model.worth_observing(size(8, length))
@@ -879,10 +876,10 @@ def test_a_surprise_that_an_observation_does_not_confirm_counts_as_usual_from_th
 def test_surprises_that_go_on_and_on_are_no_longer_a_reason_to_observe() -> None:
     cost_model = ready_knowledge()
     for _ in range(16):
-        cost_model.surprised(Surprise.EVICTED)
+        cost_model.surprised()
         assert cost_model.worth_observing(size(8, 150))
         cost_model.learn(seen(8, 150))
-    cost_model.surprised(Surprise.EVICTED)
+    cost_model.surprised()
     assert not cost_model.worth_observing(size(8, 150))
 
 

@@ -9,7 +9,7 @@ import torch
 import models
 from loops import Batch, texts, train
 from mimose.costs import StepObservation
-from mimose.estimation import CostModel, Surprise
+from mimose.estimation import CostModel
 from mimose.memory import Clock
 from mimose.reporting import Recorder, read_recording
 from parts import Assembled, Observations
@@ -100,7 +100,7 @@ def test_late_times_say_nothing_about_a_doubt_that_has_come_since() -> None:
     run = Observing()
     run.train(*texts([40, 50]))
     reliability = run.cost_model.reliability
-    reliability.surprised(Surprise.EVICTED)
+    reliability.surprised()
     run.times_come()
     assert reliability.suspects(run.observations[0].size)
     run.handle.detach()

@@ -22,7 +22,7 @@ from mimose.estimation.allocated_gradients import AllocatedGradients
 from mimose.estimation.estimator import Estimator
 from mimose.estimation.estimators import Estimators
 from mimose.estimation.multi_pass import MultiPass
-from mimose.estimation.prediction import Prediction, State, Surprise
+from mimose.estimation.prediction import Prediction, State
 from mimose.estimation.proportions import Proportions
 from mimose.estimation.reliability import Reliability
 from mimose.estimation.sticky_flag import StickyFlag
@@ -227,9 +227,9 @@ class CostModel:
         if not self.reliability.doubted:
             estimator.confirmed()
 
-    def surprised(self, surprise: Surprise) -> None:
+    def surprised(self) -> None:
         """A step did not go as its plan expected."""
-        self.reliability.surprised(surprise)
+        self.reliability.surprised()
 
     # Predicting
 

@@ -24,12 +24,10 @@ class State(Enum):
 class Surprise(Enum):
     """An event in a step that its plan did not expect."""
 
-    PEAK_HIGHER = "the peak was higher than predicted"
     UNKNOWN_RUN = "a block ran that the plan does not know"
     OTHER_ORDER = "blocks ran in another order"
     RUNS_SKIPPED = "blocks were skipped"
     OUT_OF_MEMORY = "memory ran out"
-    EVICTED = "kept activations had to be dropped"
 
 
 @dataclass(frozen=True, slots=True)

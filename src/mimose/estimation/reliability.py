@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 
 from mimose.costs import InputSize
-from mimose.estimation.prediction import Surprise
 
 _WINDOW = 64
 """The number of planned steps whose peaks are remembered."""
@@ -61,9 +60,9 @@ class Reliability:
         self.uncertainty = max(self._shortfalls)
         if matters and abs(share) > self._tolerated:
             self._doubted_peak = True
-            self.surprised(Surprise.PEAK_HIGHER)
+            self.surprised()
 
-    def surprised(self, surprise: Surprise) -> None:
+    def surprised(self) -> None:
         """An event happened that a plan did not expect."""
         if self.surprises < _MOST_SURPRISES:
             self.surprises += 1
@@ -72,7 +71,7 @@ class Reliability:
     def failed(self, size: InputSize) -> None:
         """Memory ran out in a step of this size that was predicted to fit."""
         self._failed_at, self._doubted_peak = size, True
-        self.surprised(Surprise.OUT_OF_MEMORY)
+        self.surprised()
 
     def observed(self, size: InputSize) -> None:
         """A step of this size was observed, and agrees with the older observations."""

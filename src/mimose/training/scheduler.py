@@ -323,7 +323,7 @@ class Scheduler:
             cost_model.assume_any_order()
         for surprise in step.surprises:
             if surprise not in (Surprise.RUNS_SKIPPED, Surprise.OTHER_ORDER):
-                cost_model.surprised(surprise)
+                cost_model.surprised()
         if step.surprises or step.tried_blocks or not step.trusted or real_rise is None:
             return
         predicted_rise = step.predicted_peak - step.start.in_use
