@@ -1,4 +1,4 @@
-"""Images of any size: bytes follow areas that are counted in strides, patches and windows."""
+"""Images of any size: bytes follow areas in strides, patches and windows."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_six_images_are_enough_if_nothing_is_padded_to_windows(law: Law) -> None
     assert estimator.ready
 
 
-def test_a_side_beyond_all_seen_is_trusted_if_the_area_is_not_beyond() -> None:
+def test_a_side_beyond_the_observed_range_is_trusted_if_the_area_is_within() -> None:
     observed = [(300, 400), (320, 400), (400, 380), (420, 333), (350, 350), (380, 410), (270, 300)]
     estimator = taught(seen(ROWS, *each, law=halving) for each in observed)
     for each in ((260, 500), (510, 280)):

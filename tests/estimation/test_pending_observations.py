@@ -1,4 +1,4 @@
-"""A device tells times late, and nobody waits for it: they are taken in when they come."""
+"""A device reports times late: they are used when they arrive, without waiting for them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Observing:
         return [seconds_of(seen) for seen in self.observations]
 
 
-def test_late_times_are_taken_in_and_are_not_another_observation() -> None:
+def test_late_times_are_used_and_are_not_another_observation() -> None:
     run = Observing()
     cost_model = run.cost_model
     run.train(*texts([40, 50, 60]))
@@ -96,7 +96,7 @@ def test_late_times_count_in_predictions_of_sizes_never_seen() -> None:
     run.handle.detach()
 
 
-def test_late_times_say_nothing_about_a_doubt_that_has_come_since() -> None:
+def test_late_times_do_not_clear_a_later_surprise() -> None:
     run = Observing()
     run.train(*texts([40, 50]))
     reliability = run.cost_model.reliability
@@ -128,7 +128,7 @@ def test_late_times_go_to_the_regime_that_they_were_seen_in() -> None:
     run.handle.detach()
 
 
-def test_a_recording_tells_late_times_and_no_more_observations_than_there_were(
+def test_a_recording_has_late_times_and_no_additional_observations(
     tmp_path: Path,
 ) -> None:
     run = Observing(tmp_path / "run.jsonl")
@@ -152,7 +152,7 @@ class TellsSome(LateClock):
         return 1.0 if end[1] == 2 else None
 
 
-def test_times_and_what_stands_in_for_them_are_not_mixed() -> None:
+def test_measured_and_assumed_times_are_not_mixed() -> None:
     run, seen = Observing(), Observations()
     run.handle.setting.clock = TellsSome()
     run.handle.subscribe(seen)
