@@ -116,7 +116,7 @@ def test_joined_is_the_smallest_size_that_covers_both(both: tuple[Any, Any]) -> 
     assert all(d in either for d, either in zip(joined.dims, zip(*both, strict=True), strict=True))
 
 
-# A user's own measure
+# A user's own input_size=
 
 
 @pytest.mark.parametrize(

@@ -209,11 +209,11 @@ def test_fixed_run_costs_its_forward_alone_under_any_option(choice: Option) -> N
     assert peak(profile, [choice, AGAIN]) == 10 + 60
 
 
-# What depends on the step
+# Step conditions
 
 
 def given_conditions(profile: Profile, allocated: tuple[int, ...], **others: Any) -> Profile:
-    """The profile in a step with such conditions; of gradients, all that are given and no more."""
+    """The profile under these conditions, without other gradients than those given."""
     by_end = others.pop("by_end", max(allocated, default=0))
     return profile.in_step(StepConditions(allocated, by_end, **others))
 
@@ -351,18 +351,18 @@ def test_more_memory_at_a_moment_never_lowers_the_peak(profile: Profile) -> None
         assert peak(profile, plan) <= peak(raised, plan) <= peak(profile, plan) + 10
 
 
-# Any plan, moment by moment
+# Any plan, simulated moment by moment
 
 
 def simulated(profile: Profile, choices: Sequence[Option]) -> list[int]:
-    """The bytes at every moment of a step, by keeping account of whose bytes are on the device."""
+    """The bytes at every moment of a step, simulated by tracking the bytes that each run holds."""
     costs, runs = costs_of(profile, choices), profile.runs
     transfers = {transfer.run: transfer for transfer in transfers_of(profile, costs).transfers}
     inputs: dict[int, int] = {}
     activations: dict[int, int] = {}
 
     def saved(each: RunCost, casts: int = 0) -> int:
-        """What leaves; what a kept run drops of its input is gone all the same."""
+        """Bytes that a transfer frees; the droppable input of a kept run stays freed."""
         return max(0, each.saved - each.output_saved - casts)
 
     def release(now: int) -> None:

@@ -27,7 +27,7 @@ from mimose.planning import Plan
 
 KEEP, HOST, AGAIN, FROM_HOST = Option
 FAST = Link(1.1, 1.1, 1 << 40)
-"""A byte takes a nanosecond, margin included."""
+"""A link on which one byte takes one nanosecond, including the margin."""
 
 
 def of_equal_runs(count: int, link: Link | None = FAST, **costs: Any) -> Profile:
@@ -170,11 +170,11 @@ def test_link_is_kept_in_a_step_that_allocates_gradients() -> None:
     assert of_equal_runs(2).in_step(StepConditions((5, 0), 5)).link == FAST
 
 
-# A step, played through in time
+# A step, simulated in time
 
 
 def played(profile: Profile, choices: list[Option]) -> tuple[int, int]:
-    """Nanoseconds that the device waits in the forwards and in the backwards, event by event."""
+    """Nanoseconds that the device waits in the forwards and backwards, simulated event by event."""
     costs, link = costs_of(profile, choices), profile.link
     assert link is not None
     transfers = {transfer.run: transfer for transfer in transfers_of(profile, costs).transfers}

@@ -156,7 +156,7 @@ def test_dimensions_that_were_equal_until_now_are_covered_by_the_larger() -> Non
     assert amounts(predicted) == pytest.approx(amounts(seen(8, 150, 150, law=law).profile), abs=1)
 
 
-# Careful outside what was seen
+# Outside the observed range
 
 
 def test_last_smaller_batch_is_covered_by_the_usual_one() -> None:
@@ -221,7 +221,7 @@ coefficients = st.tuples(st.integers(0, 10**6), st.integers(0, 4000), st.integer
 
 
 ALONE = PATTERN[:1]
-"""One run: every quantity is a large enough part of the peak for its kinks to be told."""
+"""One run, so that each quantity is a part of the peak that is large enough to show its kinks."""
 
 
 def kinked(one: tuple[int, ...], other: tuple[int, ...]) -> Law:
@@ -252,13 +252,13 @@ def test_peaks_with_kinks_are_not_predicted_too_low(
     estimator = taught(seen(8, n, law=law, pattern=ALONE) for n in lengths)
     assume(estimator.ready)
     between = range(min(lengths), max(lengths) + 1)
-    # A parabola that is the higher one at no size seen cannot be known.
+    # A parabola that is not the higher one at any observed size cannot be known.
     assume(
         {higher_of(one, other, n) for n in between} == {higher_of(one, other, n) for n in lengths}
     )
     for n in between:
         truth = seen(8, n, law=law, pattern=ALONE)
-        # What is off by less than 0.1 % of the peak is not told from a polynomial.
+        # Deviations of less than 0.1 % of the peak are not distinguished from a polynomial.
         slack = peak(truth.profile, [Option.KEEP]) // 1000
         assert_no_lower(estimator.predict(size(8, n)), truth, slack)
 
@@ -282,7 +282,7 @@ def test_peaks_of_several_runs_with_kinks_are_not_predicted_too_low(lengths: ran
             assert peak(predicted, choices) >= 0.999 * peak(truth, choices)
 
 
-# What was seen
+# Observed sizes
 
 
 def test_an_observed_size_is_predicted_as_observed() -> None:
@@ -380,7 +380,7 @@ def test_time_never_falls_as_bytes_grow() -> None:
     assert times(estimator.predict(size(8, 100))) == pytest.approx([4_500_000] * 3)
 
 
-# Knowledge
+# The cost model
 
 TWICE = ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1))
 
@@ -431,7 +431,7 @@ def test_readiness_and_error_are_those_of_the_estimators() -> None:
 
 
 def bent(batch: int, length: int) -> StepObservation:
-    """Nothing is idle in a batch of one; what is left after the blocks begins at some size."""
+    """Kinks in two dimensions: one quantity is 0 for a batch of one, the tail below some size."""
     whole = seen(batch, length)
     runs = [r._replace(droppable_input=r.droppable_input // 40 * (batch > 1)) for r in whole.runs]
     tail = max(0, 300 * (batch * length - 150))
@@ -450,7 +450,7 @@ def test_kinks_in_two_dimensions_are_bounded_closely() -> None:
 
 
 def falling(length: int) -> StepObservation:
-    """What is left after the blocks is less for longer inputs: more was there before them."""
+    """A tail that falls with the length: more memory was in use before the blocks."""
     whole = seen(8, length)
     return replace(whole, profile=replace(whole.profile, tail=10**7 - 1000 * length))
 
@@ -470,7 +470,7 @@ def test_a_bound_is_no_lower_where_something_falls_with_the_size() -> None:
 
 
 def gradients(cost_model: CostModel, missing_bytes: int) -> tuple[tuple[int, ...], int]:
-    """Those that a step will have allocated before each run's backward, and by its end."""
+    """Gradients that a step will allocate before each run's backward, and in all."""
     conditions = cost_model.conditions(PATTERN, missing_bytes)
     return conditions.gradients_allocated, conditions.all_gradients_allocated
 
@@ -494,7 +494,7 @@ def test_gradients_are_allocated_as_observed_but_no_more_than_are_missing() -> N
 def test_gradients_of_parameters_that_no_loss_reaches_are_never_allocated() -> None:
     cost_model = knowing(seen(8, 128, allocated=(300, 200, 100), in_all=320))
     assert gradients(cost_model, 400) == ((300, 200, 100), 320)
-    cost_model.learn(seen(8, 64, in_all=0))  # added to most
+    cost_model.learn(seen(8, 64, in_all=0))  # a step that adds to most gradients
     assert gradients(cost_model, 400) == ((300, 200, 100), 320)
     again = CostModel.from_plain(cost_model.to_plain())
     assert gradients(again, 400) == ((300, 200, 100), 320)
@@ -509,7 +509,7 @@ def test_gradients_in_older_files_are_read() -> None:
 
 
 def test_steps_that_find_some_gradients_are_known_from_steps_that_allocate_all() -> None:
-    """What is observed is without the gradients of its step: both teach the same."""
+    """Observed costs exclude the gradients of the step, so both kinds give the same costs."""
     cost_model = knowing(
         *(seen(8, n, allocated=(300, 200, 100), in_all=320) for n in (64, 200)),
         *(seen(8, n, in_all=0) for n in (128, 300)),
@@ -530,7 +530,7 @@ LENGTHS = (64, 128, 200, 300)
 def test_steps_that_allocate_and_steps_that_add_to_gradients_stand_in_for_each_other(
     known: bool,
 ) -> None:
-    """Untrusted, and for a few planned steps only."""
+    """Their predictions are not trusted, and are used for a few planned steps only."""
     cost_model = knowing(*(seen(8, n, allocates=known) for n in LENGTHS))
     cost_model.allocates = known
     assert state_of(cost_model, 8, 150) is State.TRUSTED
@@ -588,7 +588,7 @@ def test_sizes_below_the_observed_range_in_one_dimension_are_not_trusted() -> No
     for length in (63, 10):
         assert state_of(cost_model, 8, length) is State.LEARNING
         assert not trusted(8, length)
-        assert not cost_model.worth_observing(size(8, length))  # the fit tells them well enough
+        assert not cost_model.worth_observing(size(8, length))  # the fit predicts them well enough
 
 
 def test_sizes_near_one_line_do_not_lead_to_a_wrong_shape() -> None:
@@ -663,7 +663,7 @@ def test_predictions_have_a_new_version_once_they_may_have_changed() -> None:
     cost_model.take_times(seen(8, 150, seconds=(1.0, 2.0, 4.0)))
     versions.append(cost_model.version)
     assert versions == sorted(set(versions))
-    assert cost_model.observed == 5  # times that come late are no observation
+    assert cost_model.observed == 5  # late times are not another observation
 
 
 def test_late_times_count_in_predictions_of_other_sizes() -> None:
@@ -683,7 +683,7 @@ def test_only_sizes_larger_than_all_observed_exceed_them() -> None:
     assert not cost_model.exceeds_observed(size(8, 301))
 
 
-# How far predictions can be relied on
+# The state of predictions
 
 
 def state_of(estimator: Estimator | CostModel, *dims: int) -> State | None:
@@ -718,7 +718,7 @@ def test_between_sizes_without_a_fit_predictions_are_upper_bounds() -> None:
     assert prediction.state is State.SUSPECT
     assert not estimator.noisy
     assert peak(prediction.profile, KEPT) >= peak(bumpy(150).profile, KEPT)
-    assert state_of(estimator, 8, 129) is State.TRUSTED  # as it was seen
+    assert state_of(estimator, 8, 129) is State.TRUSTED  # it was observed
 
 
 def test_many_sizes_without_a_fit_have_suspect_predictions_that_are_not_too_low() -> None:
@@ -911,11 +911,11 @@ def test_an_observation_that_contradicts_undoubted_predictions_voids_nothing() -
     assert told(cost_model.predict(size(8, 200))) == seen(8, 200).profile
 
 
-# What was measured on a GPU
+# Measurements on a GPU
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 SURVEYED = ("*-bench.jsonl", "*-bench-scale8.jsonl", "*-bench-quick.jsonl")
-"""Those in which nothing but the length varies."""
+"""The tasks in which only the length varies."""
 
 
 def surveys() -> Iterator[Any]:
@@ -961,7 +961,7 @@ def test_measured_peaks_are_predicted_about_as_well_as_by_a_quadratic(
     assert error <= error_of_plain + 0.005
 
 
-# What transfers need
+# Quantities for transfers
 
 
 def test_times_of_backwards_are_predicted_like_those_of_recomputes() -> None:

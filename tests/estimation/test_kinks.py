@@ -15,7 +15,7 @@ from mimose.estimation.prediction import State
 from observed import Law, assert_exact, assert_no_lower, seen, size, taught, told
 
 ALONE = ((0, 0),)
-"""One run: every quantity is a large enough part of the peak for its kinks to be told."""
+"""One run, so that each quantity is a part of the peak that is large enough to show its kinks."""
 
 
 def alone(length: int, law: Law) -> StepObservation:
@@ -78,7 +78,7 @@ def in_jumps(step: int) -> Law:
 
 
 def test_a_quantity_that_jumps_is_trusted_where_it_does_not_jump() -> None:
-    law = in_jumps(97)  # nothing that any network is known for
+    law = in_jumps(97)  # not a size that networks pad to
     lengths = [*range(20, 400, 13)]
     estimator = taught(alone(n, law) for n in lengths)
     assert not estimator.noisy

@@ -16,7 +16,7 @@ from parts import Assembled, Observations
 
 
 class LateClock(Clock):
-    """Tells for each run the number of the step that it was in; nothing while it is `late`."""
+    """Measures each run's time as the number of its step; returns None while it is `late`."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
@@ -31,7 +31,7 @@ class LateClock(Clock):
 
 
 def seconds_of(*observations: StepObservation) -> set[float]:
-    """The times of all their runs."""
+    """The times of all runs of these observations."""
     return {run.nanoseconds / 1e9 for seen in observations for run in seen.runs}
 
 
@@ -58,7 +58,7 @@ class Observing:
 
     @property
     def cost_model(self) -> CostModel:
-        """What is known in the present regime."""
+        """The cost model of the present regime."""
         return self.handle.scheduler.cost_model
 
     @property
@@ -67,7 +67,7 @@ class Observing:
 
     @property
     def seconds(self) -> list[set[float]]:
-        """Of each observation's runs, the oldest observation first."""
+        """The times of the runs of each observation, the oldest observation first."""
         return [seconds_of(seen) for seen in self.observations]
 
 
@@ -76,11 +76,11 @@ def test_late_times_are_used_and_are_not_another_observation() -> None:
     cost_model = run.cost_model
     run.train(*texts([40, 50, 60]))
     observed, version = cost_model.observed, cost_model.version
-    assert all(max(seconds) < 1e-3 for seconds in run.seconds)  # bytes stand in for them
+    assert all(max(seconds) < 1e-3 for seconds in run.seconds)  # assumed times, from the bytes
     run.times_come()
     assert run.seconds == [{1.0}, {2.0}, {3.0}]
     assert cost_model.observed == observed
-    assert cost_model.version > version  # plans are made anew with them
+    assert cost_model.version > version  # so new plans are made
     run.handle.detach()
 
 
@@ -146,7 +146,7 @@ def test_a_recording_has_late_times_and_no_additional_observations(
 
 
 class TellsSome(LateClock):
-    """The device has got as far as the first run's recompute."""
+    """A clock of a device that has only finished the first run's recompute."""
 
     def seconds(self, start: tuple[int, int], end: tuple[int, int]) -> float | None:
         return 1.0 if end[1] == 2 else None

@@ -14,7 +14,7 @@ COUNT = 10
 
 
 def observed(*runs: tuple[int, int]) -> StepObservation:
-    """A step whose runs save, and rise in their backwards by, so much."""
+    """A step whose runs have these (saved bytes, backward peak)."""
     costs = [run(saved=saved, recompute_peak=2 * saved, backward_peak=rise) for saved, rise in runs]
     return StepObservation(
         pattern=tuple((k, 0) for k in range(len(runs))),

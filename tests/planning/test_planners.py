@@ -34,7 +34,7 @@ KEEP, AGAIN = Option.KEEP, Option.RECOMPUTE
 
 
 def all_plans(profile: Profile) -> list[tuple[int, int, Choices]]:
-    """Peak, nanoseconds and choices of every plan there is."""
+    """Peak, nanoseconds and choices of every possible plan."""
     options = [[cost.option for cost in r.menu] for r in profile.runs]
     return [
         (peak(profile, plan), extra_nanoseconds(profile, plan), plan)
@@ -43,7 +43,7 @@ def all_plans(profile: Profile) -> list[tuple[int, int, Choices]]:
 
 
 def least_time(profile: Profile, available: int) -> int | None:
-    """By brute force; None if nothing fits."""
+    """The least time by brute force; None if nothing fits."""
     times = (time for highest, time, _ in all_plans(profile) if highest <= available)
     return min(times, default=None)
 
@@ -53,7 +53,7 @@ def time_of(profile: Profile, planner: Planner, available: int) -> int:
 
 
 def some_budget(draw: st.DrawFn, profile: Profile) -> int:
-    """What some plan needs, to the byte, or a byte less."""
+    """Available bytes that some plan needs exactly, or one byte less."""
     plan = [draw(st.sampled_from([cost.option for cost in r.menu])) for r in profile.runs]
     return peak(profile, plan) - draw(st.integers(0, 1))
 
@@ -308,7 +308,7 @@ def test_plan_for_96_blocks_of_one_pace_looks_at_some_thousands_of_prefixes_a_bl
     assert most_bytes < 96 * 10_000 * 32
 
 
-# Greedy, by hand: runs of which nothing but the kept bytes counts
+# Greedy, by hand: runs for which only the kept bytes count
 
 
 def kept_bytes(*saved: int) -> Profile:

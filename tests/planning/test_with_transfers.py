@@ -26,7 +26,7 @@ GIB = 1 << 30
 
 
 def every_plan(profile: Profile) -> list[Plan]:
-    """Every plan there is."""
+    """Every possible plan."""
     options = [[KEEP] if r.fixed else list(Option) for r in profile.runs]
     return [Plan.of(profile, choices, 1 << 60) for choices in itertools.product(*options)]
 
