@@ -221,7 +221,7 @@ class Estimator:
 
     def covers(self, size: InputSize) -> bool:
         """Whether no dimension of a size exceeds the observed range."""
-        return size in self._seen or (self._fit is not None and self._fit.covers(size))
+        return size in self._seen or (self._fit is not None and self._fit.beyond(size) == 0)
 
     def _contradicts(self, observation: StepObservation) -> bool:
         """Whether an observation deviates so far from its prediction that older ones are void."""

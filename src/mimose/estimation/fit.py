@@ -61,7 +61,7 @@ _PER_SIZE = 0.1
 other sizes. Another moment of the step may have become the peak: an encoder was off by 9 % at twice
 the largest size."""
 _STEEPEST = 6
-"""The highest power of a dimension with which memory grows: attention over square images."""
+"""Memory grows with at most this power of a dimension; attention over square images: the fourth."""
 
 
 @dataclass(slots=True)
@@ -247,9 +247,6 @@ class Fit:
         """
         point = self.shape.covering_point(size)
         return math.inf if point is None else self.seen.beyond(self.shape.extent(point))
-
-    def covers(self, size: InputSize) -> bool:
-        return self.beyond(size) == 0
 
     def inside(self, size: InputSize) -> bool:
         """Whether a size has exactly this shape and is within the observed range."""

@@ -248,13 +248,11 @@ class _Search:
         for recomputed in (self.candidates.recomputable, self.candidates.recomputed(), ()):
             menus = self._menus_around(self.candidates.schedule(on_host, recomputed))
             for k, cost in inputs.items():
-                recompute = menus[k][-1]
-                menus[k] = [
-                    *menus[k],
-                    recompute._replace(
-                        forward_held=-cost.moved, backward_held=-cost.moved, option=cost.option
-                    ),
-                ]
+                recompute, held = menus[k][-1], -cost.moved
+                moved = recompute._replace(
+                    forward_held=held, backward_held=held, option=cost.option
+                )
+                menus[k] = [*menus[k], moved]
             if found := self._tightened(menus):
                 return found
         return None
