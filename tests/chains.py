@@ -1,4 +1,4 @@
-"""Chains of runs: made by hand, or drawn at random for properties."""
+"""Profiles of chains of runs: written by hand, or drawn at random for property tests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from mimose.costs.run_cost import OptionCost, RunCost
 from mimose.costs.timeline import Profile
 
 steady = settings(derandomize=True, deadline=None, max_examples=60)
-"""The same examples every time."""
+"""Settings for property tests with the same examples every time."""
 
 SIZE = InputSize((("0", 2),), (8, 128))
 
 
 def run(**costs: Any) -> RunCost:
-    """A run that costs nothing but this."""
+    """A run with these costs; all others are 0."""
     nothing = dict.fromkeys(RunCost._fields[: RunCost._fields.index("fixed")], 0)
     return RunCost(**{**nothing, **costs})
 
@@ -32,7 +32,7 @@ def chain(*runs: Any, head_forward: int = 0, head_backward: int = 0, tail: int =
 
 @st.composite
 def realistic_chains(draw: st.DrawFn, longest: int = 9, most_casts: int = 0) -> Profile:
-    """As a model makes them: levels rise by each output, and every run has costs of its own.
+    """Realistic profiles: each output raises the level, and all runs have different costs.
 
     All runs share equally many bytes of casts, up to `most_casts`.
     """
@@ -65,7 +65,7 @@ def realistic_chains(draw: st.DrawFn, longest: int = 9, most_casts: int = 0) -> 
 
 @st.composite
 def odd_chains(draw: st.DrawFn, longest: int = 8, most_casts: int = 0) -> Profile:
-    """As nothing makes them: small numbers without rhyme or reason, so that many are equal."""
+    """Unrealistic profiles of small arbitrary numbers, so that many are equal."""
     few = st.integers(0, 6)
     casts = draw(st.integers(0, most_casts))
     costs = st.tuples(*[few] * 9, st.just(casts), few, st.booleans())
@@ -75,7 +75,7 @@ def odd_chains(draw: st.DrawFn, longest: int = 8, most_casts: int = 0) -> Profil
 
 @st.composite
 def chains_of_kinds(draw: st.DrawFn, kinds: int, longest: int = 40) -> Profile:
-    """Copies of a few blocks: those of a kind differ in the level that they start from alone."""
+    """Copies of a few blocks. Copies of the same block differ only in their boundaries."""
     width = draw(st.integers(0, 50))
     blocks = [draw(block_of(width)) for _ in range(kinds)]
     order = draw(st.lists(st.sampled_from(range(kinds)), min_size=1, max_size=longest))
@@ -115,14 +115,14 @@ class FreeRun:
 
 
 def _another_option(name: str) -> Option:
-    """An option that the library does not have: nothing but planning may depend on which."""
+    """An option that the library does not have: planners must not depend on which options exist."""
     option = object.__new__(Option)
     option._name_, option._value_ = name, name.lower()
     return option
 
 
 COMPRESS = _another_option("COMPRESS")
-"""Takes some time and holds some bytes."""
+"""An option that takes some time and holds some bytes."""
 
 
 @st.composite
@@ -142,7 +142,7 @@ def chains_of_three_options(draw: st.DrawFn, longest: int = 6, largest: int = 20
 
 @st.composite
 def chains_with_link(draw: st.DrawFn, longest: int = 7, most_casts: int = 0) -> Profile:
-    """Runs whose bytes may wait in host memory, and a link of any speed."""
+    """Runs whose bytes may move to host memory, and a link of any speed."""
     profile = draw(realistic_chains(longest, most_casts))
     runs = [
         run._replace(

@@ -1,4 +1,4 @@
-"""Observations of steps whose costs follow a law, and what estimators learn from them."""
+"""Observations of steps whose costs follow a law, and estimators that learn from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mimose.estimation.estimator import Estimator
 from mimose.estimation.prediction import Prediction
 
 Law = Callable[[tuple[int, ...]], list[int]]
-"""The monomials that bytes are made of at some dimensions."""
+"""Maps dimensions to the terms that bytes are sums of."""
 
 PATTERN = ((0, 0), (1, 0), (2, 0))
 BYTES = RunCost._fields[: RunCost._fields.index("nanoseconds")]
@@ -38,7 +38,7 @@ def seen(
     allocates: bool = True,
     fixed: Sequence[bool] = (),
 ) -> StepObservation:
-    """A step of which every quantity is a polynomial of its own."""
+    """An observed step in which each quantity is another linear combination of the law's terms."""
     parts = law(dims)
 
     def amount(n: int) -> int:
@@ -72,13 +72,13 @@ def size(*dims: int) -> InputSize:
 
 
 def amounts(profile: Profile) -> list[int]:
-    """Every number of bytes in a profile."""
+    """All bytes of a profile, in one list."""
     per_run = [getattr(run, name) for run in profile.runs for name in BYTES]
     return [*per_run, profile.head_forward, profile.head_backward, profile.tail]
 
 
 def told(prediction: Prediction | None) -> Profile:
-    """The profile of a prediction that there must be."""
+    """The profile of a prediction; fails if there is none."""
     assert prediction is not None
     return prediction.profile
 

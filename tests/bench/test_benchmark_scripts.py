@@ -316,7 +316,7 @@ def test_surprises_are_counted_by_step_and_kind() -> None:
     counted = promise.Surprises()
     counted.step_over(StepRecord(**plain))
     counted.step_over(StepRecord(**{**plain, "real_peak_bytes": 104}))
-    both = frozenset({Surprise.EVICTED, Surprise.OUT_OF_MEMORY})
-    counted.step_over(StepRecord(**plain, evictions=2, surprises=both))
+    ran_out = frozenset({Surprise.OUT_OF_MEMORY})
+    counted.step_over(StepRecord(**plain, evictions=2, surprises=ran_out))
     assert counted.steps == 2
     assert counted.kinds == {"peak_higher": 1, "evicted": 1, "out_of_memory": 1}

@@ -1,4 +1,4 @@
-"""A batch's size is read from the shapes of its tensors, wherever they are."""
+"""The input size is read from the shapes of all tensors among the arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_size_of_nested_tensors() -> None:
     )
 
 
-def test_what_is_no_tensor_has_no_size() -> None:
+def test_values_other_than_tensors_have_no_size() -> None:
     found = input_size((tensor(8, 3), None, 7, "text"), {"flag": True, "scale": 0.5})
     assert found == size(8, 3)
 
@@ -53,7 +53,7 @@ def test_what_is_no_tensor_has_no_size() -> None:
     [((), {"ids": tensor(8, 3)}), ((tensor(8, 3, 1),), {}), ((None, tensor(8, 3)), {})],
     ids=["by keyword", "more dimensions", "another place"],
 )
-def test_layout_tells_forwards_apart_that_are_called_otherwise(
+def test_layout_distinguishes_calls_with_other_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     assert input_size(args, kwargs).layout != input_size((tensor(8, 3),), {}).layout
@@ -66,7 +66,7 @@ def test_layout_does_not_depend_on_the_dimensions() -> None:
 
 
 @pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1, [None]), {"a": {"b": "c"}})])
-def test_forward_without_tensors_is_told_the_remedy(args: Any, kwargs: Any) -> None:
+def test_forward_without_tensors_raises_an_error_with_the_remedy(args: Any, kwargs: Any) -> None:
     with pytest.raises(ArgumentError, match=r"no tensors.*input_size=lambda"):
         input_size(args, kwargs)
 
@@ -79,7 +79,7 @@ def test_text_shows_each_shape_once() -> None:
     assert str(found) == "32×128, 32×64"
 
 
-def test_text_leaves_vectors_out_beside_matrices() -> None:
+def test_text_omits_vectors_if_there_are_matrices() -> None:
     assert str(input_size((tensor(32, 128), tensor(32)), {})) == "32×128"
 
 
@@ -101,14 +101,14 @@ def test_size_is_below_another_if_no_dimension_is_larger() -> None:
     assert not size(4, 131) <= size(8, 130)
 
 
-def test_sizes_of_different_layouts_are_never_in_order() -> None:
+def test_sizes_of_different_layouts_cannot_be_compared() -> None:
     assert not size(1, 1) <= size(8, 8, name="ids")
     assert not size(1) <= size(8, 8)
 
 
 @steady
 @given(pairs)
-def test_joined_is_the_smallest_that_covers_both(both: tuple[Any, Any]) -> None:
+def test_joined_is_the_smallest_size_that_covers_both(both: tuple[Any, Any]) -> None:
     a, b = size(*both[0]), size(*both[1])
     joined = a.joined(b)
     assert a <= joined
@@ -116,18 +116,18 @@ def test_joined_is_the_smallest_that_covers_both(both: tuple[Any, Any]) -> None:
     assert all(d in either for d, either in zip(joined.dims, zip(*both, strict=True), strict=True))
 
 
-# A user's own measure
+# A user's own input_size=
 
 
 @pytest.mark.parametrize(
     ("measure", "numbers"), [(7, (7,)), (0, (0,)), ((8, 128), (8, 128)), ([3], (3,))]
 )
-def test_measure_of_ones_own_is_one_number_or_several(measure: Any, numbers: Any) -> None:
+def test_custom_input_size_is_one_number_or_several(measure: Any, numbers: Any) -> None:
     found = custom_input_size(lambda: measure, (), {})
     assert found == InputSize((("input_size", len(numbers)),), numbers)
 
 
-def test_measure_of_ones_own_gets_the_arguments_of_the_forward() -> None:
+def test_custom_input_size_gets_the_arguments_of_the_forward() -> None:
     found = custom_input_size(
         lambda ids, *, mask: (*ids.shape, len(mask)), (tensor(8, 3),), {"mask": "ab"}
     )
@@ -135,14 +135,14 @@ def test_measure_of_ones_own_gets_the_arguments_of_the_forward() -> None:
 
 
 @pytest.mark.parametrize("measure", [(), (8, -1), -1, (8, 1.5), 1.5, None, "8", (8, None)])
-def test_measure_that_is_no_whole_number_is_told_so(measure: Any) -> None:
+def test_custom_input_size_must_be_whole_numbers(measure: Any) -> None:
     with pytest.raises(ArgumentError) as error:
         custom_input_size(lambda: measure, (), {})
     assert f"input_size= returned {measure!r}" in str(error.value)
     assert "lambda input_ids" in str(error.value)
 
 
-def test_error_in_ones_own_measure_is_not_hidden() -> None:
+def test_error_in_a_custom_input_size_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
         custom_input_size(lambda: 1 // 0, (), {})
 
@@ -170,11 +170,11 @@ def test_arguments_without_names_have_their_position() -> None:
     assert argument_names(print) is not None
 
 
-def test_single_numbers_have_no_size() -> None:
+def test_tensors_without_dimensions_have_no_size() -> None:
     batch = {"input_ids": torch.zeros(2, 3), "num_items_in_batch": torch.tensor(17)}
     assert input_size((), batch) == input_size((), {"input_ids": batch["input_ids"]})
 
 
-def test_a_measure_that_takes_other_arguments_is_told_by_name() -> None:
+def test_custom_input_size_with_other_arguments_raises_an_error() -> None:
     with pytest.raises(ArgumentError, match="cannot be called with the forward's arguments"):
         custom_input_size(lambda: 3, (torch.zeros(2),), {})

@@ -1,4 +1,4 @@
-"""Observations in files: older formats are read, and flags stay flags."""
+"""Observations in files: older formats are read, and flags remain flags."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_movable_inputs_and_times_of_backwards_are_stored() -> None:
     assert again.runs[0].input_movable is True
 
 
-def test_what_format_2_does_not_say_is_unknown() -> None:
+def test_fields_missing_in_format_2_are_unknown() -> None:
     one = observed(input_movable=True, backward_nanoseconds=11)
     plain = one.to_plain()
     plain["runs"] = [costs[: FIXED + 1] for costs in plain["runs"]]
@@ -34,14 +34,14 @@ def test_what_format_2_does_not_say_is_unknown() -> None:
     assert older == observed()
 
 
-def test_an_input_that_once_could_not_be_moved_stays() -> None:
+def test_a_joined_input_is_movable_only_if_both_are() -> None:
     movable, held = observed(input_movable=True), observed(input_movable=False)
     assert movable.joined(movable).runs[0].input_movable
     assert not movable.joined(held).runs[0].input_movable
     assert not held.joined(movable).runs[0].input_movable
 
 
-def test_inputs_stay_if_blocks_run_in_any_order() -> None:
+def test_no_input_is_movable_if_blocks_run_in_any_order() -> None:
     one = observed(input_movable=True)
     assert not any(each.input_movable for each in one.in_any_order().runs)
 

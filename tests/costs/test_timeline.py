@@ -1,4 +1,4 @@
-"""The peak of a plan is arithmetic: every term by hand, in chains where nothing else counts."""
+"""Every term of the timeline, computed by hand on chains in which no other term counts."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def test_kept_run_peaks_in_its_backward() -> None:
     assert peak(profile, [KEEP]) == 20 + 30 + 45
 
 
-def test_kept_run_lets_go_of_an_input_that_it_does_not_save() -> None:
+def test_kept_run_frees_an_input_that_it_does_not_save() -> None:
     profile = chain(run(backward_entry=20, saved=30, backward_peak=45, droppable_input=8))
     assert peak(profile, [KEEP]) == 20 - 8 + 30 + 45
     assert peak(profile, [AGAIN]) == 20 + 30 + 45
 
 
-def test_a_run_begins_where_the_boundaries_of_all_before_it_lead() -> None:
+def test_base_of_a_run_is_the_sum_of_all_boundaries_up_to_it() -> None:
     profile = chain(run(boundary=10), run(boundary=20), run(boundary=-5, forward_peak=50))
     assert peak(profile, [AGAIN] * 3) == 10 + 20 - 5 + 50
 
@@ -127,26 +127,26 @@ LATER = {
 
 
 @pytest.mark.parametrize("moment", LATER)
-def test_what_is_kept_burdens_every_moment_of_a_later_run(moment: str) -> None:
+def test_kept_bytes_count_at_every_moment_of_a_later_run(moment: str) -> None:
     profile = chain(run(saved=100), LATER[moment])
     assert peak(profile, [KEEP, AGAIN]) == 100 + 50
     assert peak(profile, [AGAIN, AGAIN]) == 100
 
 
-def test_what_is_kept_burdens_a_later_run_that_is_kept() -> None:
+def test_kept_bytes_count_in_a_later_run_that_is_kept() -> None:
     in_forward = chain(run(saved=100), run(boundary=20, recompute_peak=30))
     in_backward = chain(run(saved=100), run(backward_entry=20, saved=20, backward_peak=10))
     assert peak(in_forward, [KEEP, KEEP]) == 100 + 50
     assert peak(in_backward, [KEEP, KEEP]) == 100 + 50
 
 
-def test_what_is_kept_later_does_not_burden_an_earlier_run() -> None:
+def test_bytes_kept_later_do_not_count_in_an_earlier_run() -> None:
     profile = chain(run(forward_peak=300), run(saved=100))
     assert peak(profile, [AGAIN, KEEP]) == 300
 
 
 @pytest.mark.parametrize("head", ["head_forward", "head_backward"])
-def test_what_is_kept_burdens_the_head(head: str) -> None:
+def test_kept_bytes_count_in_the_head(head: str) -> None:
     profile = chain(run(saved=100), run(saved=40), **{head: 500})
     assert peak(profile, [AGAIN, AGAIN]) == 500
     assert peak(profile, [AGAIN, KEEP]) == 540
@@ -154,7 +154,7 @@ def test_what_is_kept_burdens_the_head(head: str) -> None:
 
 
 @pytest.mark.parametrize("choice", [KEEP, AGAIN])
-def test_nothing_that_is_kept_burdens_the_tail(choice: Option) -> None:
+def test_kept_bytes_do_not_count_in_the_tail(choice: Option) -> None:
     assert peak(chain(run(saved=100), head_forward=20, tail=300), [choice]) == 300
 
 
@@ -163,12 +163,12 @@ def test_output_that_a_run_saves_itself_is_not_counted_twice() -> None:
     assert peak(profile, [KEEP]) == 500 + 100 - 30
 
 
-def test_input_that_a_kept_run_does_not_save_is_free_afterwards() -> None:
+def test_droppable_input_of_a_kept_run_is_not_held() -> None:
     profile = chain(run(saved=100, droppable_input=20), head_forward=500)
     assert peak(profile, [KEEP]) == 500 + 100 - 20
 
 
-def test_keeping_never_frees_more_than_it_holds() -> None:
+def test_held_bytes_are_never_negative() -> None:
     profile = chain(run(saved=10, output_saved=10, droppable_input=20), head_forward=500)
     assert peak(profile, [KEEP]) == 500
 
@@ -180,7 +180,7 @@ def test_casts_that_a_kept_run_shares_count_once_in_the_forwards() -> None:
     assert peak(chain(cast, cast, head_forward=500), [KEEP, KEEP]) == 500 + 2 * (100 - 30)
 
 
-def test_casts_that_a_kept_run_saves_are_its_own_in_the_backwards() -> None:
+def test_casts_count_for_each_kept_run_in_the_backwards() -> None:
     cast = run(saved=100, shared_casts=30)
     assert peak(chain(cast, head_backward=500), [KEEP]) == 500 + 100
     assert peak(chain(cast, run(backward_entry=500)), [KEEP, AGAIN]) == 500 + 100
@@ -192,7 +192,7 @@ def test_a_run_that_saves_less_than_its_casts_holds_nothing_in_the_forwards() ->
 
 
 @pytest.mark.parametrize("choice", [KEEP, AGAIN])
-def test_fixed_run_costs_its_forward_and_no_more_whatever_the_plan_says(choice: Option) -> None:
+def test_fixed_run_costs_its_forward_alone_under_any_option(choice: Option) -> None:
     profile = chain(
         run(
             boundary=10,
@@ -209,16 +209,16 @@ def test_fixed_run_costs_its_forward_and_no_more_whatever_the_plan_says(choice: 
     assert peak(profile, [choice, AGAIN]) == 10 + 60
 
 
-# What depends on the step
+# Step conditions
 
 
 def given_conditions(profile: Profile, allocated: tuple[int, ...], **others: Any) -> Profile:
-    """The profile in a step with such conditions; of gradients, all that are given and no more."""
+    """The profile under these conditions, without other gradients than those given."""
     by_end = others.pop("by_end", max(allocated, default=0))
     return profile.in_step(StepConditions(allocated, by_end, **others))
 
 
-def test_allocated_gradients_burden_the_backward_of_their_run_alone() -> None:
+def test_allocated_gradients_count_in_the_backward_of_their_run_only() -> None:
     profile = chain(
         run(backward_entry=10, recompute_peak=20),
         run(backward_entry=10, recompute_peak=20, forward_peak=60),
@@ -230,27 +230,27 @@ def test_allocated_gradients_burden_the_backward_of_their_run_alone() -> None:
     assert peak(given_conditions(profile, (70, 70)), [KEEP, KEEP]) == 10 + 70
 
 
-def test_previous_outputs_are_gone_in_the_backward() -> None:
+def test_previous_outputs_do_not_count_in_the_backward() -> None:
     backward = chain(run(backward_entry=100, recompute_peak=20))
     head = chain(head_backward=100)
     assert peak(given_conditions(backward, (0,), previous_output_bytes=30), [AGAIN]) == 120 - 30
     assert peak(given_conditions(head, (), previous_output_bytes=30), ()) == 100 - 30
 
 
-def test_previous_outputs_are_there_in_the_forward() -> None:
+def test_previous_outputs_count_in_the_forward() -> None:
     profile = chain(run(boundary=50, forward_peak=50, recompute_peak=40), head_forward=80)
     profile = given_conditions(profile, (0,), previous_output_bytes=30)
     assert peak(profile, [AGAIN]) == 100
     assert peak(profile, [KEEP]) == 90
 
 
-def test_allocated_gradients_are_there_and_previous_outputs_gone_in_the_tail() -> None:
+def test_allocated_gradients_but_not_previous_outputs_count_in_the_tail() -> None:
     profile = chain(run(), tail=100)
     assert peak(given_conditions(profile, (40,)), [AGAIN]) == 100 + 40
     assert peak(given_conditions(profile, (40,), previous_output_bytes=30), [AGAIN]) == 140 - 30
 
 
-def test_gradients_of_what_comes_before_the_blocks_are_part_of_the_tail() -> None:
+def test_gradients_of_embeddings_are_part_of_the_tail() -> None:
     profile = chain(run(), tail=100)
     assert peak(given_conditions(profile, (40,), by_end=70), [AGAIN]) == 100 + 40
 
@@ -261,7 +261,7 @@ def test_allocated_gradients_and_previous_outputs_count_together() -> None:
     assert peak(profile, [AGAIN]) == 100 + 5 - 30 + 10 + 30
 
 
-def test_what_is_kept_stays_where_the_graph_outlives_its_backward() -> None:
+def test_kept_bytes_stay_if_the_graph_is_retained() -> None:
     profile = chain(
         run(backward_entry=10, saved=50, recompute_peak=60, backward_peak=5),
         run(saved=70),
@@ -273,19 +273,19 @@ def test_what_is_kept_stays_where_the_graph_outlives_its_backward() -> None:
     assert peak(more, [AGAIN, KEEP]) == 70 + 10 + 60 + 30
 
 
-def test_what_is_kept_is_there_in_the_tail_where_the_graph_outlives_its_backward() -> None:
+def test_kept_bytes_count_in_the_tail_if_the_graph_is_retained() -> None:
     profile = chain(run(saved=50), head_backward=20, tail=90)
     assert peak(given_conditions(profile, (0,), retained=True), [KEEP]) == 50 + 90
     assert peak(given_conditions(profile, (0,), by_end=5, retained=True), [KEEP]) == 50 + 90 + 5
 
 
-def test_a_second_backward_finds_all_gradients() -> None:
+def test_a_second_backward_starts_with_all_gradients() -> None:
     profile = chain(run(saved=50), head_backward=100)
     retained = given_conditions(profile, (30,), by_end=40, retained=True)
     assert peak(retained, [KEEP]) == 50 + 100 + 40
 
 
-def test_steps_of_other_handles_rise_while_everything_kept_is_there() -> None:
+def test_steps_of_other_handles_peak_while_all_kept_bytes_are_in_use() -> None:
     profile = chain(run(saved=50), head_forward=10)
     assert peak(given_conditions(profile, (0,), beside_bytes=300), [KEEP]) == 50 + 300
     assert peak(given_conditions(profile, (0,), beside_bytes=5), [KEEP]) == 50 + 10
@@ -351,18 +351,18 @@ def test_more_memory_at_a_moment_never_lowers_the_peak(profile: Profile) -> None
         assert peak(profile, plan) <= peak(raised, plan) <= peak(profile, plan) + 10
 
 
-# Any plan, moment by moment
+# Any plan, simulated moment by moment
 
 
 def simulated(profile: Profile, choices: Sequence[Option]) -> list[int]:
-    """The bytes at every moment of a step, by keeping account of whose bytes are on the device."""
+    """The bytes at every moment of a step, simulated by tracking the bytes that each run holds."""
     costs, runs = costs_of(profile, choices), profile.runs
     transfers = {transfer.run: transfer for transfer in transfers_of(profile, costs).transfers}
     inputs: dict[int, int] = {}
     activations: dict[int, int] = {}
 
     def saved(each: RunCost, casts: int = 0) -> int:
-        """What leaves; what a kept run drops of its input is gone all the same."""
+        """Bytes that a transfer frees; the droppable input of a kept run stays freed."""
         return max(0, each.saved - each.output_saved - casts)
 
     def release(now: int) -> None:
@@ -414,7 +414,7 @@ def any_choices(data: st.DataObject, profile: Profile) -> list[Option]:
 
 @settings(steady, max_examples=400)
 @given(chains.chains_with_link(most_casts=50), st.data())
-def test_bytes_that_leave_the_device_count_until_they_go_and_from_when_they_come_back(
+def test_moved_bytes_count_until_their_release_and_from_their_prefetch(
     profile: Profile, data: st.DataObject
 ) -> None:
     choices = any_choices(data, profile)
@@ -423,7 +423,7 @@ def test_bytes_that_leave_the_device_count_until_they_go_and_from_when_they_come
 
 @steady
 @given(st.one_of(any_casts, chains.chains_with_link()), st.data())
-def test_from_look_to_look_memory_rises_to_the_moments_in_between(
+def test_rises_are_the_peaks_between_consecutive_levels(
     profile: Profile, data: st.DataObject
 ) -> None:
     choices = any_choices(data, profile)
@@ -442,7 +442,7 @@ def test_from_look_to_look_memory_rises_to_the_moments_in_between(
     assert max([0, *in_forward, at_head + head, *in_backward]) <= peak(profile, choices)
 
 
-def test_levels_are_what_is_in_use_before_each_run_begins() -> None:
+def test_levels_are_the_bytes_in_use_before_each_run() -> None:
     profile = chain(
         run(boundary=10, saved=100, backward_entry=3),
         run(boundary=20, saved=70, shared_casts=30, backward_entry=4),

@@ -1,4 +1,4 @@
-"""Transfers: when bytes leave the device and come back, by hand and by playing a step through."""
+"""When bytes are released and fetched: computed by hand, and by simulating a step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mimose.planning import Plan
 
 KEEP, HOST, AGAIN, FROM_HOST = Option
 FAST = Link(1.1, 1.1, 1 << 40)
-"""A byte takes a nanosecond, margin included."""
+"""A link on which one byte takes one nanosecond, including the margin."""
 
 
 def of_equal_runs(count: int, link: Link | None = FAST, **costs: Any) -> Profile:
@@ -121,14 +121,14 @@ def test_input_on_the_host_is_gone_between_release_and_prefetch() -> None:
     assert backward == [20, 40, 40, 60, 80, 100, 120, 140]
 
 
-def test_own_peaks_of_a_moved_run_are_those_of_the_option_that_stays_on_the_device() -> None:
+def test_peaks_of_a_moved_run_are_those_of_its_option_without_the_host() -> None:
     profile = of_equal_runs(3, recompute_peak=130, forward_peak=70, backward_peak=40)
     for moving, staying in ((HOST, KEEP), (FROM_HOST, AGAIN)):
         (cost, *_), (same, *_) = (costs_of(profile, [o, KEEP, KEEP]) for o in (moving, staying))
         assert cost[1:3] == same[1:3]
 
 
-def test_moved_bytes_wait_in_host_memory_all_at_once() -> None:
+def test_host_memory_holds_all_moved_bytes_at_once() -> None:
     plan = Plan.of(of_equal_runs(8), options("HhKrKKKK"), 1 << 40)
     assert [transfer.moved_bytes for transfer in plan.transfers] == [100, 20]
     assert plan.moved_bytes == plan.host_bytes == 120
@@ -159,7 +159,7 @@ CANNOT = {
 
 
 @pytest.mark.parametrize("case", CANNOT)
-def test_what_cannot_be_moved_stays(case: str) -> None:
+def test_bytes_that_cannot_be_moved_stay_on_the_device(case: str) -> None:
     profile, asked, done = CANNOT[case]
     plan = Plan.of(profile, options(asked), 1 << 40)
     assert str(plan) == done
@@ -170,11 +170,11 @@ def test_link_is_kept_in_a_step_that_allocates_gradients() -> None:
     assert of_equal_runs(2).in_step(StepConditions((5, 0), 5)).link == FAST
 
 
-# A step, played through in time
+# A step, simulated in time
 
 
 def played(profile: Profile, choices: list[Option]) -> tuple[int, int]:
-    """Nanoseconds that the device waits in the forwards and in the backwards, event by event."""
+    """Nanoseconds that the device waits in the forwards and backwards, simulated event by event."""
     costs, link = costs_of(profile, choices), profile.link
     assert link is not None
     transfers = {transfer.run: transfer for transfer in transfers_of(profile, costs).transfers}
@@ -204,7 +204,7 @@ def played(profile: Profile, choices: list[Option]) -> tuple[int, int]:
 
 @settings(steady, max_examples=400)
 @given(chains.chains_with_link(), st.data())
-def test_stalls_are_those_of_a_step_played_through(profile: Profile, data: st.DataObject) -> None:
+def test_stalls_equal_those_of_a_simulated_step(profile: Profile, data: st.DataObject) -> None:
     choices = [data.draw(st.sampled_from(Option)) for _ in profile.runs]
     recompute = sum(cost.nanoseconds for cost in costs_of(profile, choices))
     assert extra_nanoseconds(profile, choices) - recompute == sum(played(profile, choices))
@@ -212,7 +212,7 @@ def test_stalls_are_those_of_a_step_played_through(profile: Profile, data: st.Da
 
 @settings(steady, max_examples=200)
 @given(chains.chains_with_link(), st.data())
-def test_a_plan_says_what_the_timeline_says(profile: Profile, data: st.DataObject) -> None:
+def test_a_plan_agrees_with_the_timeline(profile: Profile, data: st.DataObject) -> None:
     choices = [data.draw(st.sampled_from(Option)) for _ in profile.runs]
     plan = Plan.of(profile, choices, 1 << 40)
     assert plan.peak_bytes == peak(profile, choices) == peak(profile, plan.choices)

@@ -1,4 +1,4 @@
-"""Images of any size: bytes follow areas that are counted in strides, patches and windows."""
+"""Images of any size: bytes follow areas in strides, patches and windows."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def halving(dims: tuple[int, ...]) -> list[int]:
 
 
 def cut_off(dims: tuple[int, ...]) -> list[int]:
-    """What is left over at the sides is dropped."""
+    """Strides rounded down: the remainder at the sides is dropped."""
     rows, *sides = dims
     return [1000, rows * area(*sides, 16, math.floor), 3 * rows * area(*sides, 32, math.floor)]
 
 
 def attending(dims: tuple[int, ...]) -> list[int]:
-    """Every patch of 16 to every other."""
+    """Attention between all patches of 16."""
     rows, *sides = dims
     patches = area(*sides, 16, math.floor) // 256
     return [1000, 90 * rows * patches, rows * patches**2]
@@ -49,7 +49,7 @@ LAWS = [halving, cut_off, attending, in_windows]
 
 
 def sides(count: int, seed: int = 0) -> list[tuple[int, int]]:
-    """Heights and widths of images, lying and standing."""
+    """Heights and widths of images, landscape and portrait."""
     dice = random.Random(seed)
     shorter = [dice.randint(256, 448) for _ in range(count)]
     sizes = [(short, int(short * dice.uniform(1, 1.8))) for short in shorter]
@@ -84,7 +84,7 @@ def test_six_images_are_enough_if_nothing_is_padded_to_windows(law: Law) -> None
     assert estimator.ready
 
 
-def test_a_side_beyond_all_seen_is_trusted_if_the_area_is_not_beyond() -> None:
+def test_a_side_beyond_the_observed_range_is_trusted_if_the_area_is_within() -> None:
     observed = [(300, 400), (320, 400), (400, 380), (420, 333), (350, 350), (380, 410), (270, 300)]
     estimator = taught(seen(ROWS, *each, law=halving) for each in observed)
     for each in ((260, 500), (510, 280)):

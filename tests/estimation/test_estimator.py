@@ -1,4 +1,4 @@
-"""What was seen at some sizes tells others: exactly where bytes are polynomials, never too low."""
+"""Predictions are exact where bytes are polynomials of the size, and never too low elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mimose.costs.options import Option
 from mimose.costs.timeline import Profile, peak
 from mimose.estimation.cost_model import CostModel
 from mimose.estimation.estimator import Estimator
-from mimose.estimation.prediction import Prediction, State, Surprise
+from mimose.estimation.prediction import Prediction, State
 from mimose.estimation.reliability import Reliability
 from observed import (
     PATTERN,
@@ -90,7 +90,7 @@ def test_lengths_below_the_range_are_predicted_exactly() -> None:
         assert_exact(estimator.predict(size(8, length)), seen(8, length))
 
 
-def test_batch_and_length_are_told_apart() -> None:
+def test_batch_and_length_are_distinguished() -> None:
     some = [(8, 100), (4, 60), (6, 300), (2, 200), (8, 150)]
     estimator = taught(seen(*dims) for dims in some)
     assert estimator.ready
@@ -107,7 +107,7 @@ def test_batch_alone_is_ready_after_three_sizes() -> None:
         assert_exact(estimator.predict(size(batch, 128)), seen(batch, 128))
 
 
-def test_batch_source_and_target_are_told_apart() -> None:
+def test_batch_source_and_target_are_distinguished() -> None:
     some = [(4, 10, 90), (4, 70, 20), (8, 50, 50), (2, 90, 60), (6, 30, 30), (8, 20, 80)]
     some += [(3, 60, 10), (5, 80, 90), (7, 15, 40)]
     estimator = taught(seen(*dims, law=in_two_lengths) for dims in some)
@@ -156,7 +156,7 @@ def test_dimensions_that_were_equal_until_now_are_covered_by_the_larger() -> Non
     assert amounts(predicted) == pytest.approx(amounts(seen(8, 150, 150, law=law).profile), abs=1)
 
 
-# Careful outside what was seen
+# Outside the observed range
 
 
 def test_last_smaller_batch_is_covered_by_the_usual_one() -> None:
@@ -210,7 +210,7 @@ def test_another_layout_is_not_predicted() -> None:
     assert estimator.predict(InputSize((("ids", 2),), (8, 128))) is None
 
 
-def test_what_is_no_polynomial_is_not_ready() -> None:
+def test_costs_that_are_no_polynomial_are_not_ready() -> None:
     def law(dims: tuple[int, ...]) -> list[int]:
         return [10_000 if dims[1] % 3 else 1_000_000]
 
@@ -221,7 +221,7 @@ coefficients = st.tuples(st.integers(0, 10**6), st.integers(0, 4000), st.integer
 
 
 ALONE = PATTERN[:1]
-"""One run: every quantity is a large enough part of the peak for its kinks to be told."""
+"""One run, so that each quantity is a part of the peak that is large enough to show its kinks."""
 
 
 def kinked(one: tuple[int, ...], other: tuple[int, ...]) -> Law:
@@ -252,13 +252,13 @@ def test_peaks_with_kinks_are_not_predicted_too_low(
     estimator = taught(seen(8, n, law=law, pattern=ALONE) for n in lengths)
     assume(estimator.ready)
     between = range(min(lengths), max(lengths) + 1)
-    # A parabola that is the higher one at no size seen cannot be known.
+    # A parabola that is not the higher one at any observed size cannot be known.
     assume(
         {higher_of(one, other, n) for n in between} == {higher_of(one, other, n) for n in lengths}
     )
     for n in between:
         truth = seen(8, n, law=law, pattern=ALONE)
-        # What is off by less than 0.1 % of the peak is not told from a polynomial.
+        # Deviations of less than 0.1 % of the peak are not distinguished from a polynomial.
         slack = peak(truth.profile, [Option.KEEP]) // 1000
         assert_no_lower(estimator.predict(size(8, n)), truth, slack)
 
@@ -282,21 +282,21 @@ def test_peaks_of_several_runs_with_kinks_are_not_predicted_too_low(lengths: ran
             assert peak(predicted, choices) >= 0.999 * peak(truth, choices)
 
 
-# What was seen
+# Observed sizes
 
 
-def test_seen_size_is_told_as_it_was_seen_before_anything_is_ready() -> None:
+def test_an_observed_size_is_predicted_as_observed() -> None:
     once = seen(8, 128, seconds=(1e-3, 2e-3, 3e-3))
     assert told(taught([once]).predict(once.size)) == once.profile
 
 
-def test_of_a_size_seen_twice_the_newer_counts() -> None:
+def test_the_newer_observation_of_a_size_counts() -> None:
     estimator = taught([seen(8, 128), seen(8, 128, change=77)])
     assert told(estimator.predict(size(8, 128))) == seen(8, 128, change=77).profile
     assert (len(estimator), estimator.version) == (1, 2)
 
 
-def test_bound_is_the_least_of_the_sizes_that_are_no_smaller() -> None:
+def test_bound_is_the_smallest_observed_size_that_is_larger() -> None:
     estimator = taught(seen(*dims) for dims in ((8, 300), (8, 128), (2, 400)))
     for asked, larger in [((8, 100), (8, 128)), ((8, 128), (8, 128)), ((8, 129), (8, 300)),
                           ((1, 399), (2, 400))]:  # fmt: skip
@@ -307,7 +307,7 @@ def test_bound_is_the_least_of_the_sizes_that_are_no_smaller() -> None:
         assert bound.state is State.LEARNING
 
 
-def test_nothing_bounds_a_size_larger_than_all_seen() -> None:
+def test_a_size_larger_than_all_observed_has_no_bound() -> None:
     estimator = taught([seen(8, 128), seen(4, 300)])
     assert estimator.bound(size(8, 129)) is None
     assert Estimator(PATTERN).bound(size(8, 129)) is None
@@ -328,7 +328,7 @@ def test_at_most_64_sizes_are_remembered_and_the_range_with_them() -> None:
     assert_exact(estimator.predict(size(8, 177)), seen(8, 177))
 
 
-def test_of_many_sizes_in_two_dimensions_the_longest_is_not_forgotten() -> None:
+def test_of_many_sizes_in_two_dimensions_the_longest_is_not_dropped() -> None:
     # Batches of about a thousand tokens: the longest is in the smallest batch.
     draw = random.Random(5)
     lengths = [draw.randint(50, 1000) for _ in range(120)]
@@ -380,7 +380,7 @@ def test_time_never_falls_as_bytes_grow() -> None:
     assert times(estimator.predict(size(8, 100))) == pytest.approx([4_500_000] * 3)
 
 
-# Knowledge
+# The cost model
 
 TWICE = ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1))
 
@@ -396,7 +396,7 @@ def ready_knowledge() -> CostModel:
     return knowing(*(seen(8, length) for length in (64, 128, 200, 300)))
 
 
-def test_nothing_is_known_of_a_layout_never_seen() -> None:
+def test_an_unknown_layout_is_not_predicted() -> None:
     cost_model = knowing(seen(8, 128))
     other = InputSize((("ids", 2),), (8, 64))
     assert cost_model.predict(other) is None
@@ -413,7 +413,7 @@ def test_the_longest_pattern_is_planned_for(order: int) -> None:
     assert told(cost_model.predict(size(8, 100))) == twice.profile
 
 
-def test_layouts_are_known_apart() -> None:
+def test_layouts_are_predicted_separately() -> None:
     ids = (("ids", 2),)
     cost_model = knowing(seen(8, 128), seen(8, 128, layout=ids, change=77))
     assert told(cost_model.predict(size(8, 128))) == seen(8, 128).profile
@@ -421,7 +421,7 @@ def test_layouts_are_known_apart() -> None:
     assert predicted == seen(8, 128, layout=ids, change=77).profile
 
 
-def test_knowledge_is_ready_and_as_wrong_as_its_estimators() -> None:
+def test_readiness_and_error_are_those_of_the_estimators() -> None:
     cost_model = knowing(*(seen(8, length) for length in (64, 128, 200)))
     assert not cost_model.ready
     assert cost_model.error is None
@@ -431,14 +431,14 @@ def test_knowledge_is_ready_and_as_wrong_as_its_estimators() -> None:
 
 
 def bent(batch: int, length: int) -> StepObservation:
-    """Nothing is idle in a batch of one; what is left after the blocks begins at some size."""
+    """Kinks in two dimensions: one quantity is 0 for a batch of one, the tail below some size."""
     whole = seen(batch, length)
     runs = [r._replace(droppable_input=r.droppable_input // 40 * (batch > 1)) for r in whole.runs]
     tail = max(0, 300 * (batch * length - 150))
     return replace(whole, profile=replace(whole.with_runs(runs).profile, tail=tail))
 
 
-def test_kinks_in_two_dimensions_are_met_with_care_and_measure() -> None:
+def test_kinks_in_two_dimensions_are_bounded_closely() -> None:
     sizes = [(1, 40), (6, 64), (2, 20), (4, 50), (3, 33), (5, 16), (1, 60), (6, 12), (2, 55)]
     estimator = taught(bent(*each) for each in sizes)
     for batch, length in [(2, 30), (3, 50), (5, 40), (4, 20)]:
@@ -450,13 +450,13 @@ def test_kinks_in_two_dimensions_are_met_with_care_and_measure() -> None:
 
 
 def falling(length: int) -> StepObservation:
-    """What is left after the blocks is less for longer inputs: more was there before them."""
+    """A tail that falls with the length: more memory was in use before the blocks."""
     whole = seen(8, length)
     return replace(whole, profile=replace(whole.profile, tail=10**7 - 1000 * length))
 
 
 @pytest.mark.parametrize("length", [48, 160])
-def test_what_falls_with_the_size_is_predicted_as_well(length: int) -> None:
+def test_a_quantity_that_falls_with_the_size_is_predicted(length: int) -> None:
     estimator = taught(map(falling, (64, 96, 128, 200, 256)))
     profile = told(estimator.predict(size(8, length)))
     assert profile.tail >= 10**7 - 1000 * length
@@ -470,7 +470,7 @@ def test_a_bound_is_no_lower_where_something_falls_with_the_size() -> None:
 
 
 def gradients(cost_model: CostModel, missing_bytes: int) -> tuple[tuple[int, ...], int]:
-    """Those that a step will have allocated before each run's backward, and by its end."""
+    """Gradients that a step will allocate before each run's backward, and in all."""
     conditions = cost_model.conditions(PATTERN, missing_bytes)
     return conditions.gradients_allocated, conditions.all_gradients_allocated
 
@@ -480,12 +480,12 @@ def test_no_gradients_are_allocated_if_none_is_missing() -> None:
     assert gradients(cost_model, 0) == ((0, 0, 0), 0)
 
 
-def test_all_gradients_may_be_allocated_at_once_if_that_was_never_seen() -> None:
+def test_unknown_gradients_are_assumed_to_be_allocated_at_once() -> None:
     cost_model = knowing(seen(8, 128))
     assert gradients(cost_model, 400) == ((400, 400, 400), 400)
 
 
-def test_gradients_are_allocated_as_seen_but_no_more_than_are_missing() -> None:
+def test_gradients_are_allocated_as_observed_but_no_more_than_are_missing() -> None:
     cost_model = knowing(seen(8, 128, allocated=(300, 200, 100)), seen(8, 64))
     assert gradients(cost_model, 400) == ((300, 200, 100), 400)
     assert gradients(cost_model, 150) == ((150, 150, 100), 150)
@@ -494,13 +494,13 @@ def test_gradients_are_allocated_as_seen_but_no_more_than_are_missing() -> None:
 def test_gradients_of_parameters_that_no_loss_reaches_are_never_allocated() -> None:
     cost_model = knowing(seen(8, 128, allocated=(300, 200, 100), in_all=320))
     assert gradients(cost_model, 400) == ((300, 200, 100), 320)
-    cost_model.learn(seen(8, 64, in_all=0))  # added to most
+    cost_model.learn(seen(8, 64, in_all=0))  # a step that adds to most gradients
     assert gradients(cost_model, 400) == ((300, 200, 100), 320)
     again = CostModel.from_plain(cost_model.to_plain())
     assert gradients(again, 400) == ((300, 200, 100), 320)
 
 
-def test_what_older_versions_wrote_of_gradients_is_understood() -> None:
+def test_gradients_in_older_files_are_read() -> None:
     plain = knowing(seen(8, 128, allocated=(300, 200, 100), in_all=320)).to_plain()
     del plain["observations"][0]["all_gradients"]
     plain["born"] = plain.pop("gradients")
@@ -509,7 +509,7 @@ def test_what_older_versions_wrote_of_gradients_is_understood() -> None:
 
 
 def test_steps_that_find_some_gradients_are_known_from_steps_that_allocate_all() -> None:
-    """What is observed is without the gradients of its step: both teach the same."""
+    """Observed costs exclude the gradients of the step, so both kinds give the same costs."""
     cost_model = knowing(
         *(seen(8, n, allocated=(300, 200, 100), in_all=320) for n in (64, 200)),
         *(seen(8, n, in_all=0) for n in (128, 300)),
@@ -530,7 +530,7 @@ LENGTHS = (64, 128, 200, 300)
 def test_steps_that_allocate_and_steps_that_add_to_gradients_stand_in_for_each_other(
     known: bool,
 ) -> None:
-    """Untrusted, and for a few planned steps only."""
+    """Their predictions are not trusted, and are used for a few planned steps only."""
     cost_model = knowing(*(seen(8, n, allocates=known) for n in LENGTHS))
     cost_model.allocates = known
     assert state_of(cost_model, 8, 150) is State.TRUSTED
@@ -540,25 +540,25 @@ def test_steps_that_allocate_and_steps_that_add_to_gradients_stand_in_for_each_o
     for length in (128, 150):
         assert state_of(cost_model, 8, length) is State.LEARNING
     for _ in range(3):
-        assert not cost_model.curious(size(8, 150))
-        assert cost_model.curious(size(8, 20))  # not even the other kind is trusted there
+        assert not cost_model.worth_observing(size(8, 150))
+        assert cost_model.worth_observing(size(8, 20))  # not even the other kind is trusted there
         cost_model.note_planned(size(8, 150))
-    assert cost_model.curious(size(8, 150))
+    assert cost_model.worth_observing(size(8, 150))
     cost_model.allocates = known
     assert state_of(cost_model, 8, 150) is State.TRUSTED
-    assert not cost_model.curious(size(8, 150))
+    assert not cost_model.worth_observing(size(8, 150))
 
 
-def test_steps_known_by_themselves_do_not_count_as_stood_in_for() -> None:
+def test_steps_predicted_by_their_own_kind_do_not_count_as_stood_in_for() -> None:
     cost_model = ready_knowledge()
     for _ in range(3):
         cost_model.note_planned(size(8, 150))
     cost_model.allocates = False
-    assert not cost_model.curious(size(8, 150))
+    assert not cost_model.worth_observing(size(8, 150))
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_steps_that_allocate_and_steps_that_add_to_gradients_are_known_apart(first: bool) -> None:
+def test_steps_that_allocate_and_steps_that_add_to_gradients_are_separate(first: bool) -> None:
     cost_model = knowing(
         *(seen(8, n, allocates=first) for n in LENGTHS),
         *(seen(8, n, allocates=not first, change=10**6) for n in LENGTHS),
@@ -572,7 +572,7 @@ def test_steps_that_allocate_and_steps_that_add_to_gradients_are_known_apart(fir
             assert prediction.trusted
 
 
-def test_sizes_smaller_than_all_seen_in_some_dimension_are_not_trusted() -> None:
+def test_sizes_below_the_observed_range_in_one_dimension_are_not_trusted() -> None:
     seen_sizes = [(2, 20), (3, 30), (4, 60), (2, 60), (4, 30), (3, 45), (2, 50)]
     cost_model = knowing(*(seen(*dims) for dims in seen_sizes))
     assert cost_model.ready
@@ -588,10 +588,10 @@ def test_sizes_smaller_than_all_seen_in_some_dimension_are_not_trusted() -> None
     for length in (63, 10):
         assert state_of(cost_model, 8, length) is State.LEARNING
         assert not trusted(8, length)
-        assert not cost_model.curious(size(8, length))  # the fit tells them well enough
+        assert not cost_model.worth_observing(size(8, length))  # the fit predicts them well enough
 
 
-def test_sizes_near_one_line_do_not_pass_for_what_they_are_not() -> None:
+def test_sizes_near_one_line_do_not_lead_to_a_wrong_shape() -> None:
     """Sources and targets of nearly the same ratio, in one fixed batch."""
 
     def law(dims: Sequence[int]) -> list[int]:
@@ -611,7 +611,7 @@ def test_sizes_near_one_line_do_not_pass_for_what_they_are_not() -> None:
 
 
 @pytest.mark.parametrize("beyond", [size(8, 301), size(9, 64), InputSize((("ids", 2),), (8, 64))])
-def test_peaks_out_of_range_teach_nothing(beyond: InputSize) -> None:
+def test_peaks_outside_the_observed_range_do_not_count(beyond: InputSize) -> None:
     cost_model = ready_knowledge()
     cost_model.peaked(beyond, 1000, 2000)
     assert cost_model.reliability.uncertainty == 0
@@ -619,26 +619,26 @@ def test_peaks_out_of_range_teach_nothing(beyond: InputSize) -> None:
     assert cost_model.reliability.uncertainty == pytest.approx(0.01)
 
 
-def test_knowledge_is_curious_until_ready() -> None:
+def test_steps_are_worth_observing_until_the_model_is_ready() -> None:
     cost_model = knowing(*(seen(8, length) for length in (64, 128, 200)))
-    assert cost_model.curious(size(8, 100))
+    assert cost_model.worth_observing(size(8, 100))
     cost_model.learn(seen(8, 300))
-    assert not cost_model.curious(size(8, 100))
+    assert not cost_model.worth_observing(size(8, 100))
 
 
-def test_knowledge_that_does_not_get_ready_is_not_curious_for_ever() -> None:
+def test_steps_are_not_worth_observing_for_ever() -> None:
     cost_model = knowing(*[seen(8, 128)] * 11)
-    assert cost_model.curious(size(8, 100))
+    assert cost_model.worth_observing(size(8, 100))
     cost_model.learn(seen(8, 128))
-    assert not cost_model.curious(size(8, 100))
+    assert not cost_model.worth_observing(size(8, 100))
 
 
-def test_knowledge_is_curious_of_each_layout_by_itself() -> None:
+def test_steps_of_each_layout_are_worth_observing() -> None:
     cost_model = ready_knowledge()
     other = InputSize((("ids", 2),), (8, 128))
-    assert cost_model.curious(other)
+    assert cost_model.worth_observing(other)
     cost_model.learn(seen(8, 300, layout=other.layout))
-    assert cost_model.curious(other)
+    assert cost_model.worth_observing(other)
 
 
 @pytest.mark.parametrize("length", [20, 114, 300, 321])
@@ -663,7 +663,7 @@ def test_predictions_have_a_new_version_once_they_may_have_changed() -> None:
     cost_model.take_times(seen(8, 150, seconds=(1.0, 2.0, 4.0)))
     versions.append(cost_model.version)
     assert versions == sorted(set(versions))
-    assert cost_model.observed == 5  # times that come late are no observation
+    assert cost_model.observed == 5  # late times are not another observation
 
 
 def test_late_times_count_in_predictions_of_other_sizes() -> None:
@@ -673,17 +673,17 @@ def test_late_times_count_in_predictions_of_other_sizes() -> None:
     assert times(cost_model.predict(size(8, 150))) == pytest.approx([1e9, 2e9, 4e9])
 
 
-def test_only_sizes_larger_than_all_seen_are_beyond() -> None:
+def test_only_sizes_larger_than_all_observed_exceed_them() -> None:
     cost_model = ready_knowledge()
-    assert not cost_model.beyond(size(8, 300))
-    assert not cost_model.beyond(size(3, 150))
-    assert cost_model.beyond(size(8, 301))
-    assert cost_model.beyond(size(9, 64))
+    assert not cost_model.exceeds_observed(size(8, 300))
+    assert not cost_model.exceeds_observed(size(3, 150))
+    assert cost_model.exceeds_observed(size(8, 301))
+    assert cost_model.exceeds_observed(size(9, 64))
     cost_model.learn(seen(8, 301))
-    assert not cost_model.beyond(size(8, 301))
+    assert not cost_model.exceeds_observed(size(8, 301))
 
 
-# How far predictions can be relied on
+# The state of predictions
 
 
 def state_of(estimator: Estimator | CostModel, *dims: int) -> State | None:
@@ -691,7 +691,7 @@ def state_of(estimator: Estimator | CostModel, *dims: int) -> State | None:
     return None if prediction is None else prediction.state
 
 
-def test_sizes_seen_and_sizes_between_them_are_trusted() -> None:
+def test_observed_sizes_and_sizes_between_them_are_trusted() -> None:
     estimator = taught(seen(8, length) for length in (64, 128, 200, 300))
     assert state_of(estimator, 8, 128) is State.TRUSTED
     assert state_of(estimator, 8, 150) is State.TRUSTED
@@ -711,17 +711,17 @@ def bumpy(length: int) -> StepObservation:
     return seen(8, length, law=law)
 
 
-def test_between_sizes_that_fit_no_curve_predictions_are_the_upper_end() -> None:
+def test_between_sizes_without_a_fit_predictions_are_upper_bounds() -> None:
     estimator = taught(map(bumpy, (64, 129, 200, 256, 300)))
     prediction = estimator.predict(size(8, 150))
     assert prediction is not None
     assert prediction.state is State.SUSPECT
     assert not estimator.noisy
     assert peak(prediction.profile, KEPT) >= peak(bumpy(150).profile, KEPT)
-    assert state_of(estimator, 8, 129) is State.TRUSTED  # as it was seen
+    assert state_of(estimator, 8, 129) is State.TRUSTED  # it was observed
 
 
-def test_where_many_sizes_fit_no_curve_predictions_are_suspect_and_not_too_low() -> None:
+def test_many_sizes_without_a_fit_have_suspect_predictions_that_are_not_too_low() -> None:
     lengths = range(60, 300, 14)
     estimator = taught(map(bumpy, lengths))
     assert estimator.noisy
@@ -744,7 +744,7 @@ def test_a_guess_from_a_smaller_size_is_generous_and_not_trusted() -> None:
         assert peak(real, choices) <= peak(guess.profile, choices) <= 2.25 * peak(real, choices)
 
 
-def test_nothing_is_guessed_of_a_size_far_beyond_those_seen() -> None:
+def test_a_size_far_beyond_those_observed_has_no_guess() -> None:
     assert knowing(seen(8, 100)).for_planning(size(8, 201)) is None
 
 
@@ -755,14 +755,14 @@ def provisional(*dims: int, **options: Any) -> StepObservation:
     return replace(seen(*dims, **options), provisional=True)
 
 
-def test_a_provisional_observation_is_told_but_never_trusted() -> None:
+def test_a_provisional_observation_is_a_prediction_but_not_trusted() -> None:
     estimator = taught([provisional(8, 128)])
     prediction = estimator.predict(size(8, 128))
     assert told(prediction) == seen(8, 128).profile
     assert prediction is not None
     assert prediction.state is State.LEARNING
     assert prediction.uncertainty > 0
-    assert knowing(provisional(8, 128)).curious(size(8, 128))
+    assert knowing(provisional(8, 128)).worth_observing(size(8, 128))
 
 
 @pytest.mark.parametrize("length", [128, 64])
@@ -773,30 +773,30 @@ def test_a_provisional_observation_is_dropped_when_another_comes(length: int) ->
     assert state_of(estimator, 8, length) is State.TRUSTED
 
 
-def test_a_provisional_observation_adds_nothing_to_a_whole_one() -> None:
+def test_a_provisional_observation_does_not_replace_a_whole_one() -> None:
     estimator = taught([seen(8, 128), provisional(8, 128, change=10**6), provisional(8, 64)])
     assert told(estimator.predict(size(8, 128))) == seen(8, 128).profile
     assert len(estimator) == 1
 
 
-def test_a_provisional_observation_is_no_ground_of_a_fit() -> None:
+def test_a_provisional_observation_is_not_fitted() -> None:
     estimator = taught([provisional(8, 400, change=10**9), *(seen(8, n) for n in (64, 128, 200))])
     assert not estimator.ready
     estimator.learn(seen(8, 300))
     assert_exact(estimator.predict(size(8, 150)), seen(8, 150))
 
 
-def test_what_was_written_down_of_a_provisional_observation_is_provisional_still() -> None:
+def test_a_provisional_observation_is_provisional_after_loading() -> None:
     again = CostModel.from_plain(knowing(provisional(8, 128)).to_plain())
     assert state_of(again, 8, 128) is State.LEARNING
     again.learn(seen(8, 64))
-    assert [o.size for o in again._observations()] == [size(8, 64)]
+    assert [o.size for o in again.observations] == [size(8, 64)]
 
 
 # Surprises
 
 
-def test_an_under_predicted_peak_widens_the_uncertainty() -> None:
+def test_an_under_predicted_peak_increases_the_uncertainty() -> None:
     reliability = Reliability()
     assert reliability.uncertainty == 0
     reliability.peaked(1000, 1010)
@@ -808,7 +808,7 @@ def test_an_under_predicted_peak_widens_the_uncertainty() -> None:
 
 @steady
 @given(st.lists(st.integers(1, 1000), max_size=80))
-def test_an_over_predicted_peak_never_narrows_the_uncertainty_below_zero(real: list[int]) -> None:
+def test_an_over_predicted_peak_never_makes_the_uncertainty_negative(real: list[int]) -> None:
     reliability = Reliability()
     for rise in real:
         reliability.peaked(1000, rise)
@@ -825,27 +825,24 @@ def test_an_under_predicted_peak_is_forgotten_after_many_that_were_not() -> None
     assert reliability.uncertainty == 0
 
 
-def test_a_peak_of_a_step_that_was_to_rise_by_nothing_teaches_nothing() -> None:
+def test_a_peak_without_a_predicted_rise_does_not_count() -> None:
     reliability = Reliability()
     reliability.peaked(0, 1000)
     assert reliability.uncertainty == 0
     assert not reliability.suspects(size(8, 128))
 
 
-@pytest.mark.parametrize("surprise", Surprise)
-def test_a_surprise_makes_predictions_suspect_until_the_next_observation(
-    surprise: Surprise,
-) -> None:
+def test_a_surprise_makes_predictions_suspect_until_the_next_observation() -> None:
     cost_model = ready_knowledge()
-    assert not cost_model.curious(size(8, 150))
-    cost_model.surprised(surprise)
+    assert not cost_model.worth_observing(size(8, 150))
+    cost_model.surprised()
     for length in (128, 150):
         assert state_of(cost_model, 8, length) is State.SUSPECT
-        assert cost_model.curious(size(8, length))
+        assert cost_model.worth_observing(size(8, length))
     cost_model.learn(seen(8, 150))
     for length in (128, 150):
         assert state_of(cost_model, 8, length) is State.TRUSTED
-        assert not cost_model.curious(size(8, length))
+        assert not cost_model.worth_observing(size(8, length))
 
 
 @pytest.mark.parametrize("real", [1040, 960])
@@ -862,11 +859,11 @@ def test_a_peak_that_does_not_matter_is_no_surprise(real: int) -> None:
     cost_model = ready_knowledge()
     cost_model.peaked(size(8, 150), 1000, real, matters=False)
     assert state_of(cost_model, 8, 150) is State.TRUSTED
-    assert not cost_model.curious(size(8, 150))
+    assert not cost_model.worth_observing(size(8, 150))
     assert cost_model.reliability.uncertainty == pytest.approx(max(0.0, real / 1000 - 1))
 
 
-def test_a_surprise_that_an_observation_does_not_confirm_counts_as_usual_from_then_on() -> None:
+def test_an_unconfirmed_surprise_doubles_the_tolerance() -> None:
     cost_model = ready_knowledge()
     cost_model.peaked(size(8, 150), 1000, 1040)
     cost_model.learn(seen(8, 150))
@@ -876,14 +873,14 @@ def test_a_surprise_that_an_observation_does_not_confirm_counts_as_usual_from_th
     assert state_of(cost_model, 8, 150) is State.SUSPECT
 
 
-def test_surprises_that_go_on_and_on_are_no_longer_a_reason_to_observe() -> None:
+def test_many_surprises_are_no_longer_a_reason_to_observe() -> None:
     cost_model = ready_knowledge()
     for _ in range(16):
-        cost_model.surprised(Surprise.EVICTED)
-        assert cost_model.curious(size(8, 150))
+        cost_model.surprised()
+        assert cost_model.worth_observing(size(8, 150))
         cost_model.learn(seen(8, 150))
-    cost_model.surprised(Surprise.EVICTED)
-    assert not cost_model.curious(size(8, 150))
+    cost_model.surprised()
+    assert not cost_model.worth_observing(size(8, 150))
 
 
 def test_after_a_failure_sizes_as_large_are_observed_until_one_was() -> None:
@@ -908,17 +905,17 @@ def test_an_observation_that_contradicts_doubted_predictions_voids_them() -> Non
     assert cost_model.pattern_for(size(8, 128)) == PATTERN
 
 
-def test_an_observation_that_contradicts_what_nobody_doubts_does_not_void_it() -> None:
+def test_an_observation_that_contradicts_undoubted_predictions_voids_nothing() -> None:
     cost_model = ready_knowledge()
     assert not cost_model.learn(seen(8, 128, change=10**9))
     assert told(cost_model.predict(size(8, 200))) == seen(8, 200).profile
 
 
-# What was measured on a GPU
+# Measurements on a GPU
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 SURVEYED = ("*-bench.jsonl", "*-bench-scale8.jsonl", "*-bench-quick.jsonl")
-"""Those in which nothing but the length varies."""
+"""The tasks in which only the length varies."""
 
 
 def surveys() -> Iterator[Any]:
@@ -964,7 +961,7 @@ def test_measured_peaks_are_predicted_about_as_well_as_by_a_quadratic(
     assert error <= error_of_plain + 0.005
 
 
-# What transfers need
+# Quantities for transfers
 
 
 def test_times_of_backwards_are_predicted_like_those_of_recomputes() -> None:
@@ -975,7 +972,7 @@ def test_times_of_backwards_are_predicted_like_those_of_recomputes() -> None:
         assert abs(run.backward_nanoseconds - 2 * run.nanoseconds) <= 2
 
 
-def test_the_latest_observation_tells_whether_inputs_can_be_moved() -> None:
+def test_inputs_are_movable_as_in_the_latest_observation() -> None:
     lengths = (40, 64, 96, 128, 160)
     for latest in (True, False):
         estimator = taught(with_backwards(seen(8, n), movable=not latest) for n in lengths[:-1])

@@ -1,4 +1,4 @@
-"""Quantities with kinks and jumps: never predicted too low, and trusted where that is known."""
+"""Quantities with kinks and jumps are never predicted too low, and trusted where possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mimose.estimation.prediction import State
 from observed import Law, assert_exact, assert_no_lower, seen, size, taught, told
 
 ALONE = ((0, 0),)
-"""One run: every quantity is a large enough part of the peak for its kinks to be told."""
+"""One run, so that each quantity is a part of the peak that is large enough to show its kinks."""
 
 
 def alone(length: int, law: Law) -> StepObservation:
@@ -47,7 +47,7 @@ def in_chunks(chunk: int, slope: int, rest: int = 0, start: int = 0) -> Law:
     ),
     st.lists(st.integers(16, 512), min_size=4, max_size=9, unique=True),
 )
-def test_what_bends_down_is_not_predicted_too_low(law: Law, lengths: list[int]) -> None:
+def test_a_quantity_that_bends_down_is_not_predicted_too_low(law: Law, lengths: list[int]) -> None:
     estimator = taught(alone(n, law) for n in lengths)
     assume(estimator.ready)
     for n in range(min(lengths), max(lengths) + 1):
@@ -56,7 +56,7 @@ def test_what_bends_down_is_not_predicted_too_low(law: Law, lengths: list[int]) 
         assert_no_lower(estimator.predict(size(8, n)), truth, slack)
 
 
-def test_what_bends_down_is_predicted_exactly_on_both_sides_of_the_bend() -> None:
+def test_a_quantity_that_bends_down_is_exact_on_both_sides_of_the_bend() -> None:
     law = in_chunks(256, 4000, rest=1000, start=50_000)
     estimator = taught(alone(n, law) for n in (200, 230, 248, 322, 364, 410))
     assert estimator.ready
@@ -77,8 +77,8 @@ def in_jumps(step: int) -> Law:
     return law
 
 
-def test_what_grows_in_jumps_is_trusted_where_it_does_not_jump() -> None:
-    law = in_jumps(97)  # nothing that any network is known for
+def test_a_quantity_that_jumps_is_trusted_where_it_does_not_jump() -> None:
+    law = in_jumps(97)  # not a size that networks pad to
     lengths = [*range(20, 400, 13)]
     estimator = taught(alone(n, law) for n in lengths)
     assert not estimator.noisy
@@ -100,7 +100,7 @@ def uneven(length: int) -> StepObservation:
     return alone(length, law)
 
 
-def test_only_sizes_beside_those_that_others_cannot_tell_are_not_trusted() -> None:
+def test_only_sizes_next_to_unpredictable_observations_are_not_trusted() -> None:
     estimator = taught(map(uneven, range(100, 401, 10)))
     assert state_at(estimator, 155) is State.TRUSTED
     assert state_at(estimator, 385) is State.TRUSTED
@@ -118,7 +118,7 @@ def scattering(length: int) -> StepObservation:
     return alone(length, law)
 
 
-def test_scatter_of_less_than_a_hundredth_is_met_with_a_margin() -> None:
+def test_deviations_of_less_than_a_hundredth_are_covered_by_a_margin() -> None:
     estimator = taught(map(scattering, range(100, 401, 20)))
     trusted = [n for n in range(100, 401) if state_at(estimator, n) is State.TRUSTED]
     assert len(trusted) > 150
@@ -139,7 +139,9 @@ def test_scatter_of_less_than_a_hundredth_is_met_with_a_margin() -> None:
         (406, State.LEARNING),
     ],
 )
-def test_sizes_up_to_a_hundredth_outside_those_seen_are_trusted(length: int, state: State) -> None:
+def test_sizes_up_to_one_percent_outside_the_observed_range_are_trusted(
+    length: int, state: State
+) -> None:
     estimator = taught(seen(8, n) for n in (200, 250, 300, 350, 400))
     assert state_at(estimator, length) is state
     predicted, truth = told(estimator.predict(size(8, length))), seen(8, length).profile

@@ -1,4 +1,4 @@
-"""Several passes before one backward, each of a size of its own."""
+"""Several forward passes before one backward, each with its own size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pair(first: int, second: int) -> InputSize:
     return size(8, first, first).followed_by(size(8, second, second))
 
 
-def test_a_size_of_several_passes_tells_what_it_consists_of() -> None:
+def test_a_size_of_several_passes_has_the_size_of_each_pass() -> None:
     whole = size(8, 3, 3).followed_by(size(4, 5, 6))
     assert whole.passes == (size(8, 3, 3), size(4, 5, 6))
     assert size(8, 3, 3).passes == (size(8, 3, 3),)
@@ -76,7 +76,7 @@ def test_a_second_pass_that_follows_from_the_first_is_expected_to(of: Callable[[
     assert expected(group, 20) == of(20)
 
 
-def test_of_what_varies_by_itself_the_largest_is_expected() -> None:
+def test_an_independent_second_pass_is_expected_to_be_the_largest_observed() -> None:
     group = MultiPass(pair(3, 5))
     for first, second in [(5, 9), (6, 4), (4, 8)]:
         group.note(pair(first, second))

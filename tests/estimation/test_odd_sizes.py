@@ -1,4 +1,4 @@
-"""Memory that is no polynomial of the size, and is predicted well after few steps all the same."""
+"""Memory that is no polynomial of the size is predicted well after few steps."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def learned(make: Making, sizes: Iterable[InputSize]) -> tuple[int, list[float]]
     ],
     ids=["a loss in chunks", "images in strides of 4, padded", "patches of 16, cut off"],
 )
-def test_most_of_a_hundred_steps_are_trusted_and_never_told_too_low(
+def test_most_of_a_hundred_steps_are_trusted_and_never_predicted_too_low(
     make: Making, drawn: Callable[[random.Random], InputSize], most: int, seed: int
 ) -> None:
     draw = random.Random(seed)

@@ -1,4 +1,4 @@
-"""A device tells times late, and nobody waits for it: they are taken in when they come."""
+"""A device reports times late: they are used when they arrive, without waiting for them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 import models
 from loops import Batch, texts, train
 from mimose.costs import StepObservation
-from mimose.estimation import CostModel, Surprise
+from mimose.estimation import CostModel
 from mimose.memory import Clock
 from mimose.reporting import Recorder, read_recording
 from parts import Assembled, Observations
 
 
 class LateClock(Clock):
-    """Tells for each run the number of the step that it was in; nothing while it is `late`."""
+    """Measures each run's time as the number of its step; returns None while it is `late`."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
@@ -31,7 +31,7 @@ class LateClock(Clock):
 
 
 def seconds_of(*observations: StepObservation) -> set[float]:
-    """The times of all their runs."""
+    """The times of all runs of these observations."""
     return {run.nanoseconds / 1e9 for seen in observations for run in seen.runs}
 
 
@@ -58,29 +58,29 @@ class Observing:
 
     @property
     def cost_model(self) -> CostModel:
-        """What is known in the present regime."""
+        """The cost model of the present regime."""
         return self.handle.scheduler.cost_model
 
     @property
     def observations(self) -> list[StepObservation]:
-        return list(self.cost_model._observations())
+        return list(self.cost_model.observations)
 
     @property
     def seconds(self) -> list[set[float]]:
-        """Of each observation's runs, the oldest observation first."""
+        """The times of the runs of each observation, the oldest observation first."""
         return [seconds_of(seen) for seen in self.observations]
 
 
-def test_late_times_are_taken_in_and_are_not_another_observation() -> None:
+def test_late_times_are_used_and_are_not_another_observation() -> None:
     run = Observing()
     cost_model = run.cost_model
     run.train(*texts([40, 50, 60]))
     observed, version = cost_model.observed, cost_model.version
-    assert all(max(seconds) < 1e-3 for seconds in run.seconds)  # bytes stand in for them
+    assert all(max(seconds) < 1e-3 for seconds in run.seconds)  # assumed times, from the bytes
     run.times_come()
     assert run.seconds == [{1.0}, {2.0}, {3.0}]
     assert cost_model.observed == observed
-    assert cost_model.version > version  # plans are made anew with them
+    assert cost_model.version > version  # so new plans are made
     run.handle.detach()
 
 
@@ -96,11 +96,11 @@ def test_late_times_count_in_predictions_of_sizes_never_seen() -> None:
     run.handle.detach()
 
 
-def test_late_times_say_nothing_about_a_doubt_that_has_come_since() -> None:
+def test_late_times_do_not_clear_a_later_surprise() -> None:
     run = Observing()
     run.train(*texts([40, 50]))
     reliability = run.cost_model.reliability
-    reliability.surprised(Surprise.EVICTED)
+    reliability.surprised()
     run.times_come()
     assert reliability.suspects(run.observations[0].size)
     run.handle.detach()
@@ -124,11 +124,11 @@ def test_late_times_go_to_the_regime_that_they_were_seen_in() -> None:
     assert regimes[0] is regimes[2] is not regimes[1]
     run.times_come()
     for cost_model, times in zip(regimes[:2], ({1.0, 3.0}, {2.0, 4.0}), strict=True):
-        assert seconds_of(*cost_model._observations()) == times
+        assert seconds_of(*cost_model.observations) == times
     run.handle.detach()
 
 
-def test_a_recording_tells_late_times_and_no_more_observations_than_there_were(
+def test_a_recording_has_late_times_and_no_additional_observations(
     tmp_path: Path,
 ) -> None:
     run = Observing(tmp_path / "run.jsonl")
@@ -142,17 +142,17 @@ def test_a_recording_tells_late_times_and_no_more_observations_than_there_were(
     recording = read_recording(tmp_path / "run.jsonl")
     whole = [seen for seen in recording.observations if not seen.provisional]
     assert [seconds_of(seen) for seen in whole] == [{1.0}, {2.0}, {4.0}]
-    assert len(list(recording.cost_model()._observations())) == 3
+    assert len(list(recording.cost_model().observations)) == 3
 
 
 class TellsSome(LateClock):
-    """The device has got as far as the first run's recompute."""
+    """A clock of a device that has only finished the first run's recompute."""
 
     def seconds(self, start: tuple[int, int], end: tuple[int, int]) -> float | None:
         return 1.0 if end[1] == 2 else None
 
 
-def test_times_and_what_stands_in_for_them_are_not_mixed() -> None:
+def test_measured_and_assumed_times_are_not_mixed() -> None:
     run, seen = Observing(), Observations()
     run.handle.setting.clock = TellsSome()
     run.handle.subscribe(seen)

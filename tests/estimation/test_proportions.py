@@ -1,4 +1,4 @@
-"""What runs that vary have in common is told by all observations, or not at all."""
+"""Relations between the costs of runs hold in all observations, or are not used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNT = 10
 
 
 def observed(*runs: tuple[int, int]) -> StepObservation:
-    """A step whose runs save, and rise in their backwards by, so much."""
+    """A step whose runs have these (saved bytes, backward peak)."""
     costs = [run(saved=saved, recompute_peak=2 * saved, backward_peak=rise) for saved, rise in runs]
     return StepObservation(
         pattern=tuple((k, 0) for k in range(len(runs))),
@@ -25,14 +25,14 @@ def observed(*runs: tuple[int, int]) -> StepObservation:
     )
 
 
-def test_a_run_is_like_the_one_before_it_if_it_always_was() -> None:
+def test_a_run_equals_the_previous_one_if_it_did_in_all_observations() -> None:
     steps = [observed((100 * k, 0), (101 * k, 0), (50 * k, 0)) for k in range(1, COUNT)]
     assert Proportions.of(steps).as_before == (False, True, False)
     steps[3] = observed((400, 0), (300, 0), (200, 0))
     assert Proportions.of(steps).as_before == (False, False, False)
 
 
-def test_runs_that_save_alike_and_peak_otherwise_are_not_alike() -> None:
+def test_runs_with_equal_saved_bytes_and_other_peaks_are_not_equal() -> None:
     steps = [observed((100 * k, 0), (100 * k, 0)) for k in range(1, COUNT)]
     first, second = steps[2].profile.runs
     odd = (first, second._replace(recompute_peak=second.recompute_peak * 2))
@@ -40,7 +40,7 @@ def test_runs_that_save_alike_and_peak_otherwise_are_not_alike() -> None:
     assert Proportions.of(steps).as_before == (False, False)
 
 
-def test_no_backward_was_higher_than_what_is_counted_on() -> None:
+def test_no_observed_backward_is_above_the_line() -> None:
     pairs = [(100 * k, 30 + max(40 * k, 10 * k * k // 3)) for k in range(1, COUNT)]
     (slope,) = Proportions.of([observed(pair) for pair in pairs]).backward_per_saved
     most_saved, highest = pairs[-1]
@@ -49,16 +49,16 @@ def test_no_backward_was_higher_than_what_is_counted_on() -> None:
         assert rise <= highest - slope * (most_saved - saved) + 1e-6
 
 
-def test_a_backward_that_does_not_go_with_its_forward_is_counted_on_in_full() -> None:
+def test_a_backward_that_does_not_follow_its_forward_is_assumed_at_its_maximum() -> None:
     pairs = [(100 * k, 70 * (COUNT - k)) for k in range(1, COUNT)]
     assert Proportions.of([observed(pair) for pair in pairs]).backward_per_saved == (0.0,)
 
 
 @pytest.mark.parametrize("saved", [0, 100])
-def test_what_never_varied_tells_nothing(saved: int) -> None:
+def test_costs_that_never_varied_have_no_slope(saved: int) -> None:
     found = Proportions.of([observed((saved, 5)) for _ in range(COUNT)])
     assert found.backward_per_saved == (0.0,)
 
 
-def test_a_few_observations_tell_nothing() -> None:
+def test_few_observations_give_no_proportions() -> None:
     assert Proportions.of([observed((100 * k, k)) for k in range(1, 5)]) == Proportions()

@@ -20,7 +20,7 @@ CHUNK = 48
 
 
 class WithLossInChunks(nn.Module):
-    """A large part of its memory is logits; those of one chunk are there at a time."""
+    """A model whose memory is largely logits, computed one chunk at a time."""
 
     def __init__(self, *, trained_head: bool) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 class Records(Subscriber):
-    """How steps went."""
+    """The outcomes of the steps of a run."""
 
     def __init__(self) -> None:
         self.steps: list[StepRecord] = []
@@ -55,14 +55,14 @@ class Records(Subscriber):
 
     @property
     def errors(self) -> list[float]:
-        """By how much the peaks of trusted steps were predicted too high, as a share of them."""
+        """By how much the peaks of trusted steps were predicted too high, as a fraction."""
         trusted = (r for r in self.steps if not r.observed and r.predicted_peak_bytes is not None)
         known = [(r.predicted_peak_bytes, r.real_peak_bytes) for r in trusted if not r.is_bound]
         return [thought / real - 1 for thought, real in known if thought and real]
 
 
 def trained(model: nn.Module, batches: Sequence[Batch]) -> Records:
-    """What became of each step under a budget that does not suffice for plain training."""
+    """The outcomes of steps under a budget that is too small for plain training."""
     records, budget = Records(), tight_budget(model, batches, loss_of=loss_of)
     with mimose.auto_checkpoint(model, budget) as handle:
         handle.subscribe(records)
@@ -94,7 +94,7 @@ def test_mixed_lengths_are_soon_trusted_under_a_loss_in_chunks(
 
 
 class Strided(nn.Module):
-    """Convolutions in strides: of 2 in the stem, then of 4 and of 8."""
+    """Convolutions with strides: 2 in the stem, then 4 and 8."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Strided(nn.Module):
 
 
 def images(count: int, low: int, high: int) -> list[Batch]:
-    """Lying and standing ones, a batch of one size each."""
+    """Landscape and portrait images; all images of a batch have one size."""
     dice, batches = random.Random(1), []
     for _ in range(count):
         sides = [dice.randint(low, high), dice.randint(low, high)]

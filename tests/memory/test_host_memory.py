@@ -1,4 +1,4 @@
-"""Host memory: handed out in bytes, within its limit, given back; and storages that travel."""
+"""The arena of host memory, the copies to it and back, its limit and the speed of the link."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from chains import steady
 from mimose.errors import ArgumentError
 from mimose.memory import (
     CopyState,
+    CopyTimes,
     HostArena,
     HostMemory,
     LinkSpeed,
@@ -26,7 +27,6 @@ from mimose.memory import (
     host_limit,
     meter_for,
 )
-from mimose.memory.host_copies import CopyTimes
 from mimose.memory.host_limit import automatic_limit, parse_host_memory, physical_bytes
 
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ def test_an_arena_does_not_grow_beyond_its_limit() -> None:
     assert arena.held_bytes <= 100_000
 
 
-def test_what_plans_need_is_there_in_one_piece() -> None:
+def test_reserved_bytes_can_be_taken_as_one_range() -> None:
     arena = HostArena(1 << 30, pinned=False)
     small = arena.take(1000)
     del small
@@ -81,7 +81,7 @@ def wait_until(reached: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def test_an_arena_grows_in_the_background_and_serves_meanwhile() -> None:
+def test_an_arena_hands_out_ranges_while_it_grows_in_the_background() -> None:
     arena = HostArena(1 << 30, pinned=False)
     first = arena.take(1000)
     arena.prepare(700 << 20)
@@ -92,7 +92,7 @@ def test_an_arena_grows_in_the_background_and_serves_meanwhile() -> None:
     assert first is not None
 
 
-def test_what_is_needed_at_once_waits_for_what_is_on_its_way() -> None:
+def test_reserve_waits_for_growth_in_the_background() -> None:
     arena = HostArena(1 << 30, pinned=False)
     arena.prepare(900 << 20)
     assert arena.reserve(1000 << 20)
@@ -107,7 +107,7 @@ def test_an_arena_that_is_closed_stops_growing() -> None:
     assert not any(thread.name == "mimose-pinning" for thread in threading.enumerate())
 
 
-def test_a_refusal_in_the_background_is_told_when_more_is_asked_for(
+def test_an_error_in_the_background_is_raised_by_the_next_prepare(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object) -> NoReturn:
@@ -138,7 +138,7 @@ def test_a_range_outlives_its_closed_arena() -> None:
     assert piece.tensor.tolist() == [7] * 4
 
 
-def test_a_closed_arena_hands_nothing_out() -> None:
+def test_a_closed_arena_hands_out_nothing() -> None:
     arena = HostArena(1 << 20, pinned=False)
     arena.close()
     assert arena.take(4) is None
@@ -146,7 +146,7 @@ def test_a_closed_arena_hands_nothing_out() -> None:
     assert arena.held_bytes == 0
 
 
-def test_every_free_byte_can_be_used_wherever_it_is() -> None:
+def test_a_range_can_use_scattered_free_bytes() -> None:
     arena = HostArena(100 << 20, pinned=False)
     assert arena.reserve(70 << 20)  # in several pieces
     assert arena.reserve(100 << 20)
@@ -157,7 +157,7 @@ def test_every_free_byte_can_be_used_wherever_it_is() -> None:
     assert arena.take(34 << 20) is not None
 
 
-def test_a_storage_that_lies_in_several_places_comes_back() -> None:
+def test_a_storage_copied_to_a_scattered_range_comes_back() -> None:
     host = HostMemory(CPU, 10_240)
     places = [host.arena.take(1024) for _ in range(10)]
     del places[1::2]
@@ -172,7 +172,7 @@ def test_a_storage_that_lies_in_several_places_comes_back() -> None:
     assert host.arena.in_use_bytes == 5 * 1024
 
 
-def test_the_garbage_collector_may_return_bytes_at_any_moment() -> None:
+def test_the_garbage_collector_may_return_ranges_at_any_moment() -> None:
     """Also while the arena is handing others out."""
 
     def take_and_drop() -> None:
@@ -218,7 +218,7 @@ def test_a_storage_leaves_the_device_and_comes_back() -> None:
     meter.close()
 
 
-def test_a_storage_that_is_needed_early_is_used_where_it_is() -> None:
+def test_a_storage_that_is_still_on_the_device_is_not_copied_back() -> None:
     host, values = HostMemory(CPU, 1 << 20), torch.arange(10.0)
     copy = host.copy(values.untyped_storage())
     assert copy is not None
@@ -227,24 +227,24 @@ def test_a_storage_that_is_needed_early_is_used_where_it_is() -> None:
     assert copy.state is CopyState.LEAVING
 
 
-def test_a_full_host_refuses_a_copy() -> None:
+def test_a_full_arena_refuses_a_copy() -> None:
     host = HostMemory(CPU, 1000)
     assert host.copy(torch.zeros(1000).untyped_storage()) is None
     assert host.moved_bytes == 0
 
 
 @pytest.mark.parametrize("value", ["lots", -1, "-1GiB", 1.5, True, "50%", None, ""])
-def test_host_memory_that_is_no_size_is_refused(value: object) -> None:
+def test_an_invalid_size_of_host_memory_is_refused(value: object) -> None:
     with pytest.raises(ArgumentError, match=r"host_memory=.*'16GiB'"):
         parse_host_memory(value)  # type: ignore[arg-type]
 
 
-def test_more_than_the_machine_has_is_refused_with_what_it_has() -> None:
+def test_more_host_memory_than_the_machine_has_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"more than the .*iB that this machine has"):
         parse_host_memory(physical_bytes() + 1)
 
 
-def test_a_cpu_moves_nothing_unless_it_is_asked_to() -> None:
+def test_on_a_cpu_the_limit_is_zero_unless_requested() -> None:
     assert host_limit(None, CPU) == 0
     assert host_limit(0, CPU) == 0
     assert host_limit(1 << 20, CPU) == 1 << 20
@@ -274,7 +274,7 @@ def test_the_speed_of_the_link_follows_copies_that_differ_by_more_than_a_tenth()
     assert not link.learn(CopyTimes([(1000, 1.0)] * 20, [], 0.0))  # latency, not the link
 
 
-def test_nothing_is_left_when_host_memory_is_closed() -> None:
+def test_closing_host_memory_returns_everything() -> None:
     host = HostMemory(CPU, 1 << 20)
     kept = host.copy(torch.zeros(100).untyped_storage())
     host.close()

@@ -15,7 +15,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 GOLDEN = Path(__file__).parent / "golden_plans.json"
 PLANNERS = ("optimal", "greedy", "keep_all", "recompute_all")
 SHARES = (0.0, 0.15, 0.4, 0.65, 0.9, 1.0)
-"""How much of the way from all recomputed to all kept is available."""
+"""Available bytes, as fractions of the way from all recomputed to all kept."""
 
 
 def profiles() -> Iterator[tuple[str, Profile]]:
@@ -29,7 +29,7 @@ def profiles() -> Iterator[tuple[str, Profile]]:
             for at in (0, len(seen) // 2, len(seen) - 2):
                 one, known = seen[at], record["gradient_bytes"]
                 profile, conditions = one.profile, one.conditions
-                if one.all_gradients_allocated is None:  # the oldest files do not tell
+                if one.all_gradients_allocated is None:  # the oldest files do not have it
                     tail = profile.tail + known - one.gradients_allocated[0]
                     profile = replace(profile, tail=tail)
                 yield f"{path.name} {record['task']} {at}", profile.in_step(conditions)
@@ -61,5 +61,5 @@ def test_plans_for_measured_profiles_are_the_golden_ones() -> None:
     assert len(made) > 1000
 
 
-if __name__ == "__main__":  # write them down anew, after a change that is meant to change plans
+if __name__ == "__main__":  # write new golden plans, after a change that is meant to change plans
     GOLDEN.write_text(json.dumps(plans(), indent=0) + "\n")

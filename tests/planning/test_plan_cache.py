@@ -1,4 +1,4 @@
-"""Plans are counted by their profile, and handed out again until others push them out."""
+"""The cost of plans, and the cache of the most recently used ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def keys_in(cache: PlanCache, *keys: str) -> list[str]:
     return [key for key in keys if cache.get(key) is not None]
 
 
-def test_plan_is_priced_by_its_profile() -> None:
+def test_cost_of_a_plan_follows_from_its_profile() -> None:
     profile = chain(
         run(saved=100, nanoseconds=2_000), run(saved=50, nanoseconds=3_000), head_forward=40
     )
@@ -69,7 +69,7 @@ def test_plan_of_nothing_keeps_nothing() -> None:
     assert plan_of().choices == NO_PLAN.choices
 
 
-def test_plan_that_was_put_is_got_again() -> None:
+def test_cached_plan_is_found_again() -> None:
     cache = PlanCache()
     put = CachedPlan.of(plan_of(True, False, True), PATTERN, chain(*[run()] * 3), near_bytes=0)
     cache.put("key", put)
@@ -94,7 +94,7 @@ def test_runs_whose_forward_comes_near_the_limit_are_guarded() -> None:
         assert CachedPlan.of(plan, PATTERN, profile, near).guarded == set(guarded)
 
 
-def test_plans_handed_out_and_plans_made_are_counted() -> None:
+def test_hits_and_misses_are_counted() -> None:
     cache = filled("a")
     for key in ("a", "b", "a"):
         cache.get(key)
@@ -115,14 +115,14 @@ def test_cache_never_outgrows_its_capacity() -> None:
     assert keys_in(cache, *"abcdefgh") == ["f", "g", "h"]
 
 
-def test_the_plan_not_asked_for_the_longest_goes_first() -> None:
+def test_the_least_recently_used_plan_is_dropped_first() -> None:
     cache = filled("a", "b", "c", capacity=3)
     cache.get("a")
     cache.put("d", ready(False))
     assert keys_in(cache, "a", "b", "c", "d") == ["a", "c", "d"]
 
 
-def test_clearing_forgets_plans_and_keeps_counts() -> None:
+def test_clearing_drops_plans_and_keeps_counts() -> None:
     cache = filled("a", "b")
     cache.get("a")
     cache.get("z")

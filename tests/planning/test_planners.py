@@ -34,7 +34,7 @@ KEEP, AGAIN = Option.KEEP, Option.RECOMPUTE
 
 
 def all_plans(profile: Profile) -> list[tuple[int, int, Choices]]:
-    """Peak, nanoseconds and choices of every plan there is."""
+    """Peak, nanoseconds and choices of every possible plan."""
     options = [[cost.option for cost in r.menu] for r in profile.runs]
     return [
         (peak(profile, plan), extra_nanoseconds(profile, plan), plan)
@@ -43,7 +43,7 @@ def all_plans(profile: Profile) -> list[tuple[int, int, Choices]]:
 
 
 def least_time(profile: Profile, available: int) -> int | None:
-    """By brute force; None if nothing fits."""
+    """The least time by brute force; None if nothing fits."""
     times = (time for highest, time, _ in all_plans(profile) if highest <= available)
     return min(times, default=None)
 
@@ -53,7 +53,7 @@ def time_of(profile: Profile, planner: Planner, available: int) -> int:
 
 
 def some_budget(draw: st.DrawFn, profile: Profile) -> int:
-    """What some plan needs, to the byte, or a byte less."""
+    """Available bytes that some plan needs exactly, or one byte less."""
     plan = [draw(st.sampled_from([cost.option for cost in r.menu])) for r in profile.runs]
     return peak(profile, plan) - draw(st.integers(0, 1))
 
@@ -203,7 +203,7 @@ def test_fixed_runs_are_never_recomputed(task: tuple[Profile, int]) -> None:
 
 @steady
 @given(chains.chains)
-def test_all_that_saves_anything_is_recomputed_if_nothing_fits(profile: Profile) -> None:
+def test_every_run_that_saves_memory_is_recomputed_if_nothing_fits(profile: Profile) -> None:
     available = min(highest for highest, _, _ in all_plans(profile)) - 1
     plan = Optimal().plan(profile, available)
     assert not plan.fits
@@ -308,7 +308,7 @@ def test_plan_for_96_blocks_of_one_pace_looks_at_some_thousands_of_prefixes_a_bl
     assert most_bytes < 96 * 10_000 * 32
 
 
-# Greedy, by hand: runs of which nothing but the kept bytes counts
+# Greedy, by hand: runs for which only the kept bytes count
 
 
 def kept_bytes(*saved: int) -> Profile:
@@ -428,7 +428,7 @@ def test_static_is_frozen_at_the_largest_size() -> None:
     assert str(static.plan(small, 200)) == "rKK"
 
 
-def test_static_plan_of_a_smaller_size_is_priced_by_that_size() -> None:
+def test_cost_of_a_static_plan_is_that_of_the_smaller_size() -> None:
     static = Static()
     static.plan(kept_bytes(100, 100, 100), 200)
     plan = static.plan(kept_bytes(10, 10, 10), 200)
@@ -471,7 +471,7 @@ def test_static_planners_of_one_name_are_frozen_apart() -> None:
 
 
 @pytest.mark.parametrize("unknown", ["optimum", "", None, 3, object()])
-def test_unknown_planner_is_told_the_names(unknown: object) -> None:
+def test_unknown_planner_raises_an_error_with_the_names(unknown: object) -> None:
     with pytest.raises(ArgumentError) as error:
         planner_named(unknown)  # type: ignore[arg-type]
     assert repr(unknown) in str(error.value)

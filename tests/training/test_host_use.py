@@ -29,8 +29,7 @@ from loops import (
 )
 from mimose.costs import InputSize, Option, Profile, RunCost
 from mimose.errors import MimoseWarning
-from mimose.memory import Clock, HostArena, HostMemory, LinkSpeed, PinningError
-from mimose.memory.host_copies import CopyTimes
+from mimose.memory import Clock, CopyTimes, HostArena, HostMemory, LinkSpeed, PinningError
 from mimose.planning import RecomputeAll
 from mimose.training.device_pace import DevicePace
 from mimose.training.host_use import HostUse

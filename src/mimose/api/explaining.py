@@ -29,7 +29,7 @@ def explain_batch(
     trained = cost_model.layouts
     if size.layout not in trained and engine.options.input_size is None:
         refuse_other_arguments(engine.model.forward, args, kwargs)
-    explanation = explain_plan(engine, cost_model.whole(size), base_bytes)
+    explanation = explain_plan(engine, cost_model.expected_size(size), base_bytes)
     note = _note_on_handle(engine, planned=explanation.plan is not None)
     if not note and trained and size.layout not in trained:
         note = _note_on_arguments(size, trained[0])

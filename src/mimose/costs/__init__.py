@@ -1,8 +1,8 @@
 """What training costs: values and arithmetic.
 
-The size of a batch, the options that a call of a block has, what each costs in bytes and seconds,
-the timeline that makes a step's peak of that, and what was observed of a step. Knows neither torch
-nor a device.
+The size of a batch, the options for a call of a block, the cost of each in bytes and nanoseconds,
+the timeline that computes a step's peak from these costs, and the observation of a step. Knows
+neither torch nor devices.
 """
 
 from mimose.costs.input_size import MOST_PASSES, InputSize, Layout, arguments_in_words

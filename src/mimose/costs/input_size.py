@@ -1,4 +1,4 @@
-"""A batch's size: what of its shapes decides memory."""
+"""The input size of a step: the shapes of all tensors that its forwards got."""
 
 from __future__ import annotations
 
@@ -9,39 +9,40 @@ from itertools import pairwise
 Layout = tuple[tuple[str, int], ...]
 """The name and the number of dimensions of each tensor."""
 
-
-_NEXT = "+"
-"""Before the name of the first tensor of each pass but the first."""
+_NEXT_PASS = "+"
+"""Prefix of the first tensor's name in each pass after the first."""
 MOST_PASSES = 8
-"""So many passes of a step are told apart; the last stands for all that come after it, too."""
+"""The most passes that an input size has. The last one also stands for all later passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputSize:
     """The shapes of all tensors in a forward's arguments.
 
-    `layout` names each tensor and its number of dimensions; sizes of one layout can be compared.
-    `dims` are all their dimensions in a row. Which of these vary, vary together or stand for the
-    batch is found out by the estimator, from the sizes that it sees.
+    `layout` has the name and rank of each tensor; sizes of the same layout can be compared. `dims`
+    are the dimensions of all tensors, concatenated. The estimator finds out from observed sizes
+    which of them vary, which vary together and which is the batch.
 
-    A step may run the model several times before its backward: then it has the tensors of all its
-    passes, in their order.
+    A step may run several forward passes before its backward. Its size then has the tensors of all
+    passes, in order.
     """
 
     layout: Layout
     dims: tuple[int, ...]
 
     def __le__(self, other: InputSize) -> bool:
-        """Whether no dimension is larger than the other's: then it needs no more memory."""
+        """Whether no dimension is larger than the other's, so that it needs no more memory."""
         return self.layout == other.layout and all(map(operator.le, self.dims, other.dims))
 
     def followed_by(self, other: InputSize) -> InputSize:
-        """The size of a step in which a pass of that size comes after this; one of very many is
-        joined with the last."""
+        """The size of a step with one more pass.
+
+        Beyond `MOST_PASSES`, the last pass becomes the maximum of itself and the new one.
+        """
         *before, last = self.passes
         if len(before) + 1 < MOST_PASSES:
             (name, rank), *others = other.layout
-            layout = (*self.layout, (_NEXT + name, rank), *others)
+            layout = (*self.layout, (_NEXT_PASS + name, rank), *others)
             return InputSize(layout, (*self.dims, *other.dims))
         if last.layout != other.layout:
             return self
@@ -49,21 +50,21 @@ class InputSize:
 
     @property
     def passes(self) -> tuple[InputSize, ...]:
-        """What it consists of: itself, unless it is the size of several passes."""
-        starts = [i for i, (name, _) in enumerate(self.layout) if name.startswith(_NEXT)]
+        """The size of each pass."""
+        starts = [i for i, (name, _) in enumerate(self.layout) if name.startswith(_NEXT_PASS)]
         if not starts:
             return (self,)
         passes, at = [], 0
         for begin, end in pairwise([0, *starts, len(self.layout)]):
             (name, rank), *others = self.layout[begin:end]
-            layout = ((name.removeprefix(_NEXT), rank), *others)
+            layout = ((name.removeprefix(_NEXT_PASS), rank), *others)
             length = sum(rank for _, rank in layout)
             passes.append(InputSize(layout, self.dims[at : at + length]))
             at += length
         return tuple(passes)
 
     def with_pass(self, nth: int, other: InputSize) -> InputSize | None:
-        """The same with another size for one pass; None if that one is laid out otherwise."""
+        """A copy with another size for pass `nth` (0 = first); None if the layouts differ."""
         passes, nth = self.passes, min(nth, MOST_PASSES - 1)
         if nth >= len(passes) or passes[nth].layout != other.layout:
             return None
@@ -72,7 +73,7 @@ class InputSize:
         return InputSize(self.layout, dims)
 
     def joined(self, other: InputSize) -> InputSize:
-        """The smallest size that covers both (of one layout)."""
+        """The larger of both in each dimension; both must have the same layout."""
         pairs = zip(self.dims, other.dims, strict=True)
         return InputSize(self.layout, tuple(max(pair) for pair in pairs))
 
@@ -86,7 +87,7 @@ class InputSize:
 
 
 def arguments_in_words(layout: Layout) -> str:
-    """The tensors of a layout, for people.
+    """The tensors of a layout as readable text.
 
     >>> arguments_in_words((("input_ids", 2), ("labels", 1)))
     'input_ids (2-d), labels (1-d)'

@@ -9,30 +9,30 @@ from typing import Any, NamedTuple
 from mimose.costs.options import Option
 
 _MARGIN = 1.1
-"""The time of a copy in plans, as a multiple of what the link needs: a small error in a time should
-not make the device wait."""
+"""Plans assume that copies take this many times as long as the link needs, so that a small error in
+a predicted time does not make the device wait."""
 
 
 class Link(NamedTuple):
-    """How fast bytes move between device and host, and how many may wait there."""
+    """The speed of copies between device and host, and the host memory that plans may use."""
 
     to_host: float
     """Bytes per nanosecond."""
     from_host: float
     """Bytes per nanosecond."""
     host_bytes: int
-    """What plans may hold in host memory."""
+    """The most bytes that a plan may hold in host memory."""
     options: frozenset[Option] = frozenset(Option)
     """The options that plans may use."""
 
     def to_plain(self) -> dict[str, Any]:
-        """Plain numbers and strings."""
+        """Numbers, strings and lists, for JSON."""
         options = [option.value for option in Option if option in self.options]
         return {**self._asdict(), "options": options}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Link:
-        """The link that `to_plain` gave; raises if that is damaged."""
+        """The inverse of `to_plain`; raises a ValueError if a number is out of range."""
         link = cls(
             float(plain["to_host"]),
             float(plain["from_host"]),
@@ -46,13 +46,13 @@ class Link(NamedTuple):
         return link
 
     def nanoseconds_to_host(self, moved_bytes: int) -> int:
-        """The time of a copy to the host in plans."""
+        """The time that plans assume for a copy to the host."""
         return int(moved_bytes * _MARGIN / self.to_host)
 
     def bytes_to_host(self, nanoseconds: int) -> int:
-        """What a copy to the host moves in this time, in plans."""
+        """The bytes that plans assume a copy to the host moves in this time."""
         return int(nanoseconds * self.to_host / _MARGIN)
 
     def nanoseconds_from_host(self, moved_bytes: int) -> int:
-        """The time of a copy back in plans."""
+        """The time that plans assume for a copy from the host."""
         return int(moved_bytes * _MARGIN / self.from_host)

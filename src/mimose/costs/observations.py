@@ -1,4 +1,4 @@
-"""What was measured of one step."""
+"""The measurements of one step, and their form in files."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ Pattern = tuple[Run, ...]
 """The runs of a step, in the order of their forwards."""
 
 FORMAT = 3
-"""Of `to_plain`. Format 1 had levels where there are increments now. Format 2 did not say whether a
-run's input can be moved, nor how long its backward takes."""
+"""The version of `to_plain`. Format 1 had levels instead of increments. Format 2 lacked
+`input_movable` and `backward_nanoseconds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepObservation:
-    """One step, measured whole."""
+    """The measured costs of all runs of one step."""
 
     pattern: Pattern
     profile: Profile
-    """What it cost, without the gradients that it allocated."""
+    """Its costs, without the gradients that it allocated."""
     gradients_allocated: tuple[int, ...]
-    """Gradients allocated in this step before each run's backward."""
+    """Bytes of gradients that the step had allocated before each run's backward."""
     all_gradients_allocated: int | None = None
-    """All of them, by the step's end: parameters that the loss does not reach get none. None if
-    unknown."""
+    """Bytes of gradients that the whole step allocated; parameters that the loss does not reach get
+    none. None if unknown."""
     allocates: bool = True
     """Whether the step allocated most gradients, rather than adding to existing ones."""
     retained: bool = False
-    """Whether the graph outlived its backward."""
+    """Whether the backward retained the graph."""
     provisional: bool = False
-    """Whether it holds only until another step was observed: blocks were tried out in it, say."""
+    """Whether the next observation replaces it: blocks were tried out in this step, for example."""
 
     @property
     def size(self) -> InputSize:
@@ -51,13 +51,15 @@ class StepObservation:
 
     @property
     def conditions(self) -> StepConditions:
-        """The conditions that the step ran under, as far as they are in this observation."""
+        """The conditions of the step, as far as this observation has them."""
         by_end = self.all_gradients_allocated or max(self.gradients_allocated, default=0)
         return StepConditions(self.gradients_allocated, by_end)
 
     def joined(self, other: StepObservation) -> StepObservation:
-        """The higher of both in every quantity, of what is subtracted the lower: what a step of
-        this size may take."""
+        """An upper bound of both, for a model whose memory depends on more than the size.
+
+        Each quantity is the maximum; a subtracted one is the minimum.
+        """
         mine, theirs = self.profile, other.profile
         return replace(
             other,
@@ -71,23 +73,22 @@ class StepObservation:
         )
 
     def in_any_order(self) -> StepObservation:
-        """What the same step takes at most if its blocks run in another order.
+        """An upper bound of this step's costs for any order of its blocks.
 
-        Each run may come first or last, so levels are the highest of all runs, and what is
-        subtracted is the least. `StepConditions.retained` adds that everything kept may be there.
+        Each run may come first or last, so levels are the maximum of all runs, and subtracted
+        quantities the minimum. `StepConditions.retained` accounts for everything that is kept.
         """
         starts = list(accumulate(run.boundary for run in self.runs))
-        start = max(starts)
-        entry = max(0, *(s + run.backward_entry - start for s, run in zip(starts, self.runs)))  # noqa: B905
-        between = max(
-            s + run.between_blocks_peak - start for s, run in zip(starts, self.runs, strict=True)
-        )
+        highest = max(starts)
+        pairs = list(zip(starts, self.runs, strict=True))
+        entry = max(start + run.backward_entry - highest for start, run in pairs)
+        between = max(start + run.between_blocks_peak - highest for start, run in pairs)
         least = {name: min(getattr(run, name) for run in self.runs) for name in SUBTRACTED}
         in_order = sorted(zip(self.pattern, self.runs, strict=True), key=lambda pair: pair[0])
         runs = [
             run._replace(
-                boundary=start if k == 0 else 0,
-                backward_entry=entry,
+                boundary=highest if k == 0 else 0,
+                backward_entry=max(0, entry),
                 recompute_peak=max(run.recompute_peak, run.forward_peak),
                 between_blocks_peak=max(0, between),
                 input_movable=False,
@@ -104,20 +105,21 @@ class StepObservation:
         )
 
     def timed_as(self, other: StepObservation) -> StepObservation:
-        """This one with the times of another, of the same runs."""
-        pairs = zip(self.runs, other.runs, strict=True)
-        runs = tuple(
-            a._replace(nanoseconds=b.nanoseconds, backward_nanoseconds=b.backward_nanoseconds)
-            for a, b in pairs
-        )
+        """A copy with the times of another observation of the same runs."""
+        runs = [
+            run._replace(
+                nanoseconds=timed.nanoseconds, backward_nanoseconds=timed.backward_nanoseconds
+            )
+            for run, timed in zip(self.runs, other.runs, strict=True)
+        ]
         return self.with_runs(runs)
 
     def with_runs(self, runs: Sequence[RunCost]) -> StepObservation:
-        """The same with other costs of its runs."""
+        """A copy with other costs of its runs."""
         return replace(self, profile=replace(self.profile, runs=tuple(runs)))
 
     def to_plain(self) -> dict[str, Any]:
-        """Numbers, strings, lists and dicts alone, for files."""
+        """Numbers, strings, lists and dicts, for JSON."""
         profile = self.profile
         return {
             "format": FORMAT,
@@ -137,7 +139,10 @@ class StepObservation:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], blocks: int | None = None) -> StepObservation:
-        """What `to_plain` gave, of a model of so many blocks; a ValueError if it cannot be."""
+        """The inverse of `to_plain`, also for older formats; a ValueError if numbers are invalid.
+
+        `blocks` is the number of blocks of the model; None skips the check against it.
+        """
         layout = tuple((str(name), int(rank)) for name, rank in plain["layout"])
         size = InputSize(layout, tuple(map(int, plain["dims"])))
         pattern = tuple((int(block), int(nth)) for block, nth in plain["pattern"])
@@ -149,9 +154,9 @@ class StepObservation:
             raise ValueError(f"a model of {blocks} blocks cannot have the runs {pattern}")
         runs, gradients = _runs_from_plain(plain)
         head_forward, head_backward = map(int, plain["head"])
-        known, tail = plain.get("all_gradients", plain.get("all_born")), int(plain["tail"])
-        if plain.get("format", 1) == 1 and gradients:  # it was without any gradient of the step
-            tail += max(0, int(known or 0) - gradients[0])
+        in_all, tail = plain.get("all_gradients", plain.get("all_born")), int(plain["tail"])
+        if plain.get("format", 1) == 1 and gradients:  # its tail excludes all gradients of the step
+            tail += max(0, int(in_all or 0) - gradients[0])
         return cls(
             pattern=pattern,
             profile=Profile(
@@ -163,7 +168,7 @@ class StepObservation:
                 None if plain["prelude"] is None else int(plain["prelude"]),
             ),
             gradients_allocated=gradients,
-            all_gradients_allocated=None if known is None else int(known),
+            all_gradients_allocated=None if in_all is None else int(in_all),
             allocates=bool(plain.get("allocates", plain.get("gradients_born", True))),
             retained=bool(plain.get("retained", False)),
             provisional=bool(plain.get("provisional", False)),
@@ -171,62 +176,61 @@ class StepObservation:
 
 
 def in_one_order(one: Pattern, other: Pattern) -> bool:
-    """Whether the runs that two steps have in common come in the same order in both."""
+    """Whether the runs that two patterns have in common come in the same order in both."""
     common = set(one) & set(other)
     return [run for run in one if run in common] == [run for run in other if run in common]
 
 
-_OLD_WIDTH = RunCost._fields.index("fixed") + 1
-"""How many numbers formats 1 and 2 have for a run."""
+_OLD_FIELDS = RunCost._fields.index("fixed") + 1
+"""The number of fields of a run in formats 1 and 2."""
 
 
 def _higher(a: RunCost, b: RunCost) -> RunCost:
+    """The costs of one run, at least as high as both."""
     higher = RunCost._make(map(max, a, b))
     lower = {name: min(getattr(a, name), getattr(b, name)) for name in SUBTRACTED}
     return higher._replace(input_movable=a.input_movable and b.input_movable, **lower)
 
 
 def _runs_from_plain(plain: Mapping[str, Any]) -> tuple[tuple[RunCost, ...], tuple[int, ...]]:
-    """The runs' costs, and the gradients allocated before each."""
+    """The costs of the runs, and the gradients allocated before each run's backward."""
     if plain.get("format", 1) == 1:
         return _from_levels(plain["runs"])
     gradients = tuple(map(int, plain["gradients"]))
     if len(gradients) != len(plain["runs"]):
-        raise ValueError(f"gradients of {len(gradients)} runs where there are {plain['runs']}")
+        raise ValueError(f"gradients of {len(gradients)} runs where there are {len(plain['runs'])}")
     return tuple(_checked(*run) for run in plain["runs"]), gradients
 
 
 def _from_levels(rows: Sequence[Sequence[Any]]) -> tuple[tuple[RunCost, ...], tuple[int, ...]]:
-    """The same from format 1, which had levels above the step's start."""
-    runs, gradients, before = [], [], 0
+    """The same from format 1, which had levels above the start of the step."""
+    runs, gradients, previous_start = [], [], 0
     for row in rows:
-        start, forward, entry, born, saved, spike, back, own, idle, seconds, fixed, _, *gap = row
+        start, forward, entry, allocated, *costs, seconds, fixed, _, between = (
+            row if len(row) > 12 else (*row, 0)
+        )
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"a recompute cannot take {seconds} seconds")
         runs.append(
             _checked(
-                start - before,
+                start - previous_start,
                 forward - start,
                 0 if fixed else entry - start,
-                saved,
-                spike,
-                back,
-                own,
-                idle,
-                (gap[0] if gap else 0) - start,
+                *costs,  # saved … droppable_input
+                between - start,
                 0,
                 round(seconds * 1e9),
                 fixed,
             )
         )
-        gradients.append(int(born))
-        before = start
+        gradients.append(int(allocated))
+        previous_start = start
     return tuple(runs), tuple(gradients)
 
 
 def _checked(*numbers: Any) -> RunCost:
-    *whole, fixed, movable, backward = numbers if len(numbers) > _OLD_WIDTH else (*numbers, 0, 0)
+    *whole, fixed, movable, backward = numbers if len(numbers) > _OLD_FIELDS else (*numbers, 0, 0)
     run = RunCost._make((*map(int, whole), bool(fixed), bool(movable), int(backward)))
     if min(run.saved, run.recompute_peak, run.nanoseconds, run.backward_nanoseconds) < 0:
-        raise ValueError(f"no run costs {run}")
+        raise ValueError(f"a run cannot cost {run}")
     return run

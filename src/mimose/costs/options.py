@@ -8,17 +8,17 @@ from enum import Enum
 class Option(Enum):
     """What happens to a block's activations between its forward and its backward.
 
-    The laxest option comes first.
+    Sorted by the memory that the device holds meanwhile, the most first.
     """
 
     KEEP = "keep"
     """They stay on the device, as in plain training."""
     SAVE_ON_HOST = "save_on_host"
-    """They are copied to host memory after the forward, and come back before the backward."""
+    """They are copied to host memory after the forward, and back before the backward."""
     RECOMPUTE = "recompute"
-    """They are dropped, and rebuilt by running the forward once more before the backward."""
+    """They are dropped, and computed again by a second forward just before the backward."""
     RECOMPUTE_FROM_HOST = "recompute_from_host"
-    """They are recomputed, and the block's input waits in host memory until then."""
+    """They are recomputed, and the block's input is in host memory until then."""
 
     @property
     def letter(self) -> str:
@@ -27,17 +27,17 @@ class Option(Enum):
 
     @property
     def recomputes(self) -> bool:
-        """Whether the forward runs once more before the backward."""
+        """Whether the forward runs a second time before the backward."""
         return self is Option.RECOMPUTE or self is Option.RECOMPUTE_FROM_HOST
 
     @property
     def moves(self) -> bool:
-        """Whether bytes wait in host memory."""
+        """Whether bytes are moved to host memory."""
         return self is Option.SAVE_ON_HOST or self is Option.RECOMPUTE_FROM_HOST
 
     @classmethod
     def of(cls, choice: Option | bool | str) -> Option:
-        """An option by itself, by its name, or by whether the block is recomputed.
+        """The option for an option, for its name, or for whether the block is recomputed.
 
         >>> Option.of(True), Option.of("keep")
         (<Option.RECOMPUTE: 'recompute'>, <Option.KEEP: 'keep'>)

@@ -1,28 +1,32 @@
-"""How long steps take, from one's first block to the next one's, without pauses in between."""
+"""Step times without pauses such as an evaluation, a checkpoint or a breakpoint."""
 
 from __future__ import annotations
 
-_PAUSE = 4
-"""Times what is usual between steps that count at most: the rest is an evaluation, a checkpoint, a
-person thinking."""
-_SHARE = 8
-"""The part of what is usual that each step replaces."""
+_MOST_BETWEEN = 4
+"""The most time between two steps that counts, as a multiple of the usual time between them."""
+_SMOOTHING = 8
+"""Each step contributes one part in this many to the moving average of the time between steps."""
 
 
 class Pace:
-    """Takes one step after another; of a long stretch between two only what is usual counts.
+    """Turns measured times of consecutive steps into step times.
 
-    What comes after the backward belongs to a step: the optimizer's step, and on a GPU the wait for
-    what the host has only launched.
+    A step's time includes the time after its backward: the optimizer's step and, on a GPU, the wait
+    for kernels that were only launched. A gap much longer than usual is cut, since it is a pause.
     """
 
     def __init__(self) -> None:
-        self._usual: float | None = None
+        self._usual_between: float | None = None
 
     def seconds(self, inside: float, from_start_to_start: float) -> float:
-        """What counts of a step: from its first block to the end of its backward, and then."""
-        if self._usual is None:
-            self._usual = inside
-        between = min(max(0.0, from_start_to_start - inside), _PAUSE * self._usual)
-        self._usual += (between - self._usual) / _SHARE
+        """The time of a step.
+
+        `inside` is the time from its first block to the end of its backward, `from_start_to_start`
+        the time from its first block to the next step's first block.
+        """
+        if self._usual_between is None:
+            self._usual_between = inside
+        longest = _MOST_BETWEEN * self._usual_between
+        between = min(max(0.0, from_start_to_start - inside), longest)
+        self._usual_between += (between - self._usual_between) / _SMOOTHING
         return inside + between

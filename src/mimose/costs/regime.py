@@ -1,4 +1,4 @@
-"""What decides a block's costs besides the size of the batch."""
+"""The settings, besides the input size, that a block's costs depend on."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any, NamedTuple
 
 
 class Regime(NamedTuple):
-    """The circumstances of a step; what was learned in one regime does not hold in another."""
+    """Settings of a step. Costs that were learned in one regime do not hold in another."""
 
     autocast: str
-    """The type that operators are cast to; empty if they are not."""
+    """The dtype of autocast; empty without autocast."""
     attention: str
-    """The attention implementation, where the model's configuration names one; or several."""
+    """The attention implementations that the model's configuration names; empty for none."""
     trained: tuple[bool, ...]
-    """Whether parameters are trained, by a sample."""
+    """Whether each of a sample of parameters requires grad."""
     dtype: str = ""
-    """The type of the first parameter."""
+    """The dtype of the first parameter."""
 
     def to_plain(self) -> dict[str, Any]:
-        """Strings, a list and a dict alone, for files."""
+        """Strings and lists, for JSON."""
         return {**self._asdict(), "trained": list(self.trained)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Regime:
-        """What `to_plain` gave."""
+        """The inverse of `to_plain`."""
         trained = tuple(map(bool, plain["trained"]))
         dtype = str(plain.get("dtype", ""))
         return cls(str(plain["autocast"]), str(plain["attention"]), trained, dtype)

@@ -1,10 +1,10 @@
-"""The memory of a step, moment by moment: plain arithmetic on a profile.
+"""The memory of a step at each moment, computed from a profile and a plan's choices.
 
-A profile holds what each run of a block costs at one input size. A plan chooses one option for each
-run, and `run_cost.py` has the costs of that option. Bytes count from the memory in use when the
-first block starts. Two levels carry through the step: `base`, the inputs of all runs up to this one
-(boundaries), and `held`, what the options of earlier runs hold beyond that, in the forwards and in
-the backwards. The peak is the largest of
+A profile has the costs of each run of a block at one input size. A plan chooses one option for each
+run; `run_cost.py` has the cost of that option. All bytes are above the memory in use when the first
+block starts. Two sums run through the step: `base`, the boundaries (inputs) of all runs up to this
+one, and `held`, the bytes that the options of earlier runs hold beyond them. `held` differs between
+the forwards and the backwards. The peak is the largest of
 
     forward of run k      base[k] + held in forward + forward_peak      for k = 0, 1, …
     after the forwards    held in forward + head_forward
@@ -12,15 +12,15 @@ the backwards. The peak is the largest of
     backward of run k     base[k] + held in backward + backward_peak    for k = …, 1, 0
     after the backwards   tail
 
-With a link to the host, what a run holds, or its boundary, may leave the device and come back: it
-counts until its release point in the forwards, and again from its prefetch point in the backwards.
-Both points, and how long the device waits for transfers, follow from the times of all runs and the
-speed of the link (`transfers.py`).
+With a link to the host, the activations of a run or its boundary may move to the host. They count
+until their release point in the forwards, and again from their prefetch point in the backwards.
+Both points, and the time that the device waits for transfers, follow from the times of all runs and
+the speed of the link (`transfers.py`).
 
-Some things depend on the step rather than on the size (`StepConditions`): gradients that are
-allocated in it, and outputs of the previous step that are alive in the forward and gone in the
-backward. And a backward that keeps its graph (`retain_graph=True`) frees nothing that a run has
-kept: then everything held stays until the end, and a second backward finds all gradients.
+Some quantities depend on the step rather than on the size (`StepConditions`): gradients that the
+step allocates, and outputs of the previous step that live until the end of the forward. A backward
+with `retain_graph=True` frees nothing that a run has kept: everything held stays until the end, and
+a second backward starts when all gradients exist.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ from mimose.costs.transfers import NO_TRANSFERS, Schedule, schedule
 
 
 class StepConditions(NamedTuple):
-    """What a step's memory depends on besides its size."""
+    """The conditions, besides its size, that a step's memory depends on."""
 
     gradients_allocated: tuple[int, ...] = ()
     """Bytes of gradients that the step has allocated before each run's backward."""
     all_gradients_allocated: int = 0
-    """The same by the end of the backward."""
+    """Bytes of gradients that it has allocated by the end of the backward."""
     previous_output_bytes: int = 0
-    """Outputs of the previous step: alive in the forward, gone in the backward."""
+    """Outputs of the previous step that are alive in the forward and freed before the backward."""
     retained: bool = False
-    """Whether the backward keeps the graph for another one."""
+    """Whether the backward retains the graph for another backward."""
     beside_bytes: int = 0
-    """By how much steps of other handles rise while everything that is kept is there."""
+    """Peak of other handles' steps that run while everything that this step keeps is alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What every run of a step costs at one input size."""
+    """The costs of all runs of a step at one input size."""
 
     size: InputSize
     runs: tuple[RunCost, ...]
     head_forward: int
-    """Peak after the last run's forward and before the model's return."""
+    """Peak between the last run's forward and the return of the model."""
     head_backward: int
-    """Peak from there to the first backward of a run."""
+    """Peak between the return of the model and the first backward of a run."""
     tail: int = 0
-    """Peak after the first run's backward (embeddings), without the gradients that were allocated
-    before that. Nothing of the blocks is left by then."""
+    """Peak after the first run's backward, in the backward of embeddings. Excludes the gradients
+    allocated before; the blocks hold nothing any more."""
     prelude: int | None = 0
-    """What the model holds at the step's start, beyond what was in use before: embeddings. None if
-    it was not measured."""
+    """Bytes that the step holds when its first block starts, such as the output of embeddings. None
+    if not measured."""
     link: Link | None = None
     """The link to host memory; None if plans do not use the host."""
 
@@ -75,17 +75,15 @@ class Profile:
         return max(self.head_forward, self.head_backward)
 
     def in_step(self, conditions: StepConditions) -> Profile:
-        """The same under these conditions."""
+        """The profile of a step under these conditions."""
         allocated, by_end, previous, retained, beside = conditions
         if not (previous or by_end or any(allocated) or retained or beside):
             return self
         allocated = allocated or (0,) * len(self.runs)
         runs = tuple(
             [
-                RunCost._make((boundary, forward, entry + more - previous, *others))
-                for (boundary, forward, entry, *others), more in zip(
-                    self.runs, allocated, strict=True
-                )
+                run._replace(backward_entry=run.backward_entry + gradients - previous)
+                for run, gradients in zip(self.runs, allocated, strict=True)
             ]
         )
         before_tail = allocated[0] if allocated else 0
@@ -103,14 +101,14 @@ class Profile:
         )
 
     def holding_arguments(self) -> Profile:
-        """The same if kept runs hold all their arguments, as they do while they can be evicted."""
+        """The profile if kept runs hold all their arguments, as they must to be evictable."""
         runs = self.runs
         if not any(run.droppable_input for run in runs):
             return self
         return replace(self, runs=tuple(run._replace(droppable_input=0) for run in runs))
 
     def at_pace(self, share: float) -> Profile:
-        """The same if every run takes this share of its time."""
+        """The profile if each run takes this fraction of its time."""
         runs = [
             run._replace(
                 nanoseconds=round(run.nanoseconds * share),
@@ -121,7 +119,7 @@ class Profile:
         return replace(self, runs=tuple(runs))
 
     def _highest_backward(self) -> int:
-        """The highest moment of the backward where everything held stays to the end."""
+        """The peak of a backward with a retained graph, beyond what the runs hold."""
         highest, base = max(self.head_backward, self.tail), 0
         for run in self.runs:
             base += run.boundary
@@ -133,30 +131,30 @@ class Profile:
 def costs_of(profile: Profile, choices: Sequence[Option]) -> list[OptionCost]:
     """The cost of each run under the option chosen for it.
 
-    Without a link, runs whose bytes were to move are recomputed. With one, a run that has nothing
-    to move is kept or recomputed, as it was to be; so is the last run, whose bytes could only leave
-    when the forwards are over. An input stays where the run before holds it as its own output.
+    Without a link, runs whose bytes should move are recomputed. With a link, a run falls back to
+    keep or recompute if it has nothing to move, or if it is the last run: its bytes could only
+    leave after the forwards. An input does not move if the previous run holds it as its output.
     """
-    if profile.link is None or _MOVING.isdisjoint(choices):
+    if profile.link is None or _MOVING_OPTIONS.isdisjoint(choices):
         return [run.under(option) for run, option in zip(profile.runs, choices, strict=True)]
     allowed, last, costs = profile.link.options, len(profile.runs) - 1, list[OptionCost]()
-    output_held = False
+    input_held = False
     for k, (run, option) in enumerate(zip(profile.runs, choices, strict=True)):
         cost = None
         if option is Option.SAVE_ON_HOST and option in allowed:
             cost = (run.saved_on_host() if k < last else None) or run.menu[0]
         elif option is Option.RECOMPUTE_FROM_HOST and option in allowed:
-            cost = run.recomputed_from_host() if k < last and not output_held else None
+            cost = run.recomputed_from_host() if k < last and not input_held else None
         costs.append(cost or run.under(option))
-        output_held = run.output_saved > 0 and not costs[k].option.recomputes
+        input_held = run.output_saved > 0 and not costs[k].option.recomputes
     return costs
 
 
-_MOVING = frozenset(option for option in Option if option.moves)
+_MOVING_OPTIONS = frozenset(option for option in Option if option.moves)
 
 
 def transfers_of(profile: Profile, costs: Sequence[OptionCost]) -> Schedule:
-    """When the bytes of these runs move, and how long the device waits for them."""
+    """When the bytes of these runs move, and how long the device waits for the transfers."""
     moved = [(k, cost.moved) for k, cost in enumerate(costs) if cost.moved]
     if not moved or profile.link is None:
         return NO_TRANSFERS
@@ -168,13 +166,13 @@ def transfers_of(profile: Profile, costs: Sequence[OptionCost]) -> Schedule:
 
 
 def peak(profile: Profile, choices: Sequence[Option]) -> int:
-    """The peak of a step above its start, if each run does what is chosen for it."""
+    """The peak of a step with these choices, in bytes above its start."""
     return Moments(profile, costs_of(profile, choices)).peak
 
 
 def levels(profile: Profile, choices: Sequence[Option]) -> tuple[list[int], int, list[int]]:
-    """The bytes in use above the step's start: when each run's forward starts, after the last
-    forward, and when the backward comes to each run."""
+    """Bytes in use above the step's start: at the start of each run's forward, after the last
+    forward, and at the start of each run's backward."""
     moments = Moments(profile, costs_of(profile, choices))
     forward = [base + held for base, held in zip(moments.bases, moments.held, strict=True)]
     last = sum(run.boundary for run in profile.runs)
@@ -186,7 +184,7 @@ def levels(profile: Profile, choices: Sequence[Option]) -> tuple[list[int], int,
 
 
 def rises(profile: Profile, choices: Sequence[Option]) -> tuple[list[int], int, list[int]]:
-    """How far memory rises above each of these levels until it comes to the next one."""
+    """The peak between each of the `levels` and the next one, above the former."""
     moments = Moments(profile, costs_of(profile, choices))
     starts, at_head, entries = levels(profile, choices)
     if not profile.runs:
@@ -206,7 +204,7 @@ def rises(profile: Profile, choices: Sequence[Option]) -> tuple[list[int], int, 
 
 
 def extra_nanoseconds(profile: Profile, choices: Sequence[Option]) -> int:
-    """The time that a plan adds to the step: recomputes, and waiting for transfers."""
+    """The time that these choices add to the step: recomputes, and waiting for transfers."""
     costs = costs_of(profile, choices)
     return _extra(costs, transfers_of(profile, costs))
 
@@ -216,7 +214,7 @@ def _extra(costs: Sequence[OptionCost], schedule: Schedule) -> int:
 
 
 class Moments:
-    """Every moment of a step at which it may peak, and the transfers between them."""
+    """The memory at every moment at which a step may peak, and its transfers."""
 
     def __init__(self, profile: Profile, costs: Sequence[OptionCost]) -> None:
         runs, count = profile.runs, len(profile.runs)
@@ -224,15 +222,15 @@ class Moments:
         self.schedule = transfers_of(profile, costs)
         self.bases: list[int] = []
         self.held: list[int] = []
-        """What earlier runs hold in each run's forward."""
-        leaves, comes = [0] * (count + 1), [0] * (count + 1)
-        for run, _, release, prefetch in self.schedule.transfers:
-            leaves[release] += costs[run].forward_freed
-            comes[prefetch] += costs[run].backward_freed
+        """Bytes that earlier runs hold in each run's forward."""
+        released, fetched = [0] * (count + 1), [0] * (count + 1)
+        for transfer in self.schedule.transfers:
+            released[transfer.release_before] += costs[transfer.run].forward_freed
+            fetched[transfer.prefetch_at] += costs[transfer.run].backward_freed
         base = held = 0
-        for k, (each, cost) in enumerate(zip(runs, costs, strict=True)):
-            base += each.boundary
-            held -= leaves[k]
+        for k, (run, cost) in enumerate(zip(runs, costs, strict=True)):
+            base += run.boundary
+            held -= released[k]
             self.bases.append(base)
             self.held.append(held)
             held += cost.forward_held
@@ -240,21 +238,20 @@ class Moments:
             base + held + cost.forward_peak
             for base, held, cost in zip(self.bases, self.held, costs, strict=True)
         ]
-        in_backward = sum([cost.backward_held for cost in costs]) - sum(comes)
-        self.held_in_head = held - leaves[count], in_backward
-        """What all runs hold after the last forward, and before the first backward."""
+        in_backward = sum([cost.backward_held for cost in costs]) - sum(fetched)
+        self.held_in_head = held - released[count], in_backward
+        """Bytes that all runs hold after the last forward, and before the first backward."""
         self.heads = (
             self.held_in_head[0] + profile.head_forward,
             in_backward + profile.head_backward,
         )
-        self.backwards = self._backwards(in_backward, comes)
+        self.backwards = self._backward_peaks(in_backward, fetched)
         self.peak = max(0, *self.forwards, *self.heads, *self.backwards, profile.tail)
 
-    def _backwards(self, held: int, comes: Sequence[int]) -> list[int]:
-        """The peak of each run's backward."""
+    def _backward_peaks(self, held: int, fetched: Sequence[int]) -> list[int]:
         backwards = [0] * len(self.costs)
         for k in reversed(range(len(self.costs))):
-            held += comes[k] - self.costs[k].backward_held
+            held += fetched[k] - self.costs[k].backward_held
             backwards[k] = self.bases[k] + held + self.costs[k].backward_peak
         return backwards
 

@@ -1,15 +1,15 @@
-"""When bytes that wait in host memory leave the device, and when they come back.
+"""Schedule transfers: when bytes are released on the device, and when they are fetched again.
 
-All copies share one stream, first in, first out. A copy to the host begins when its run's forward
-is over and the link is free. The bytes leave the device before the first forward that starts after
-the copy, so that no forward waits. If that is none, the device waits after the last forward.
+All copies run on one stream, first in, first out. A copy to the host begins when its run's forward
+has ended and the link is free. Its bytes are released just before the first forward that starts
+after the copy, so no forward waits. If there is none, the device waits after the last forward.
 
-Copies back are made in the order in which backwards need them, each as late as possible, so that
-the bytes are back on the device for a short time only. A copy is queued when the backward of some
-run begins: the last such moment that is early enough. If even the first is too late, the device
-waits for the rest of the copy.
+Copies from the host run in the order in which the backwards need them, each as late as possible, so
+that the bytes are on the device for a short time only. A copy is queued when the backward of some
+run begins: the latest such moment that is early enough. If even the first backward is too late, the
+device waits for the rest of the copy.
 
-Copies are taken to be slower than the link by a margin (`link.py`).
+A margin on the time of copies covers errors in the predicted times (`link.py`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from mimose.costs.link import Link
 
 
 class Transfer(NamedTuple):
-    """One run of a plan whose bytes wait in host memory between its forward and its backward."""
+    """The transfer of one run's bytes to the host and back."""
 
     run: int
-    """Its index in the plan."""
+    """The run's index in the plan."""
     moved_bytes: int
     release_before: int
-    """The run before whose forward the bytes leave the device; the number of runs, if that is after
+    """The bytes are released before the forward of this run; the number of runs stands for after
     the last forward."""
     prefetch_at: int
-    """The run at whose backward they are fetched: this run, or a later one."""
+    """The bytes are fetched when the backward of this run begins: `run`, or a later one."""
 
 
 class Schedule(NamedTuple):
-    """The transfers of a plan, and how long the device waits for them."""
+    """The transfers of a plan, and the time that the device waits for them."""
 
     transfers: tuple[Transfer, ...]
     stall_nanoseconds: int
@@ -51,42 +51,42 @@ def schedule(
     forward_nanoseconds: Sequence[int],
     backward_nanoseconds: Sequence[int],
 ) -> Schedule:
-    """When to move the bytes of these runs: (index, bytes) in forward order.
+    """Schedule the transfers of `moved`, pairs of a run's index and its bytes in forward order.
 
-    The times are those of every run of the step.
+    `forward_nanoseconds` and `backward_nanoseconds` are the times of all runs of the step.
     """
-    releases, after_forwards = _releases(link, moved, forward_nanoseconds)
-    prefetches, before_backwards = _prefetches(link, moved, backward_nanoseconds)
+    releases, forward_stall = _releases(link, moved, forward_nanoseconds)
+    prefetches, backward_stall = _prefetches(link, moved, backward_nanoseconds)
     transfers = [
         Transfer(run, size, release, prefetch)
         for (run, size), release, prefetch in zip(moved, releases, prefetches, strict=True)
     ]
-    return Schedule(tuple(transfers), after_forwards + before_backwards)
+    return Schedule(tuple(transfers), forward_stall + backward_stall)
 
 
 def _releases(
-    link: Link, moved: Sequence[tuple[int, int]], took: Sequence[int]
+    link: Link, moved: Sequence[tuple[int, int]], durations: Sequence[int]
 ) -> tuple[list[int], int]:
-    """The run before which each leaves the device; and how long the device waits for the last."""
-    starts = [0, *accumulate(took)]
-    free, releases = 0, []
+    """The `release_before` of each transfer, and the time that the device waits for the last."""
+    starts = [0, *accumulate(durations)]
+    link_free_at, releases = 0, []
     for run, size in moved:
-        begins = starts[run + 1]
-        free = (free if free > begins else begins) + link.nanoseconds_to_host(size)
-        releases.append(bisect_left(starts, free, run + 1, len(took)))
-    return releases, max(0, free - starts[-1])
+        forward_ends = starts[run + 1]
+        link_free_at = max(link_free_at, forward_ends) + link.nanoseconds_to_host(size)
+        releases.append(bisect_left(starts, link_free_at, run + 1, len(durations)))
+    return releases, max(0, link_free_at - starts[-1])
 
 
 def _prefetches(
-    link: Link, moved: Sequence[tuple[int, int]], took: Sequence[int]
+    link: Link, moved: Sequence[tuple[int, int]], durations: Sequence[int]
 ) -> tuple[list[int], int]:
-    """The run at whose backward each is fetched; and how long the backwards wait in all."""
-    last, whole = len(took) - 1, sum(took)
-    ends = list(accumulate(took))
-    latest, prefetches = whole, []
-    for run, size in moved:  # the first run is fetched last
-        begins = whole - ends[run]
-        latest = (latest if latest < begins else begins) - link.nanoseconds_from_host(size)
-        # Of all backwards that begin no later than that, the one that begins last.
-        prefetches.append(min(last, bisect_left(ends, whole - latest, run)))
-    return prefetches, max(0, -latest)
+    """The `prefetch_at` of each transfer, and the time that the backwards wait in all."""
+    last, total = len(durations) - 1, sum(durations)
+    ends = list(accumulate(durations))
+    copy_starts, prefetches = total, []
+    for run, size in moved:  # from the last copy to the first: the first run is fetched last
+        backward_starts = total - ends[run]
+        copy_starts = min(copy_starts, backward_starts) - link.nanoseconds_from_host(size)
+        # The last of all backwards that begin before the copy has to start.
+        prefetches.append(min(last, bisect_left(ends, total - copy_starts, run)))
+    return prefetches, max(0, -copy_starts)

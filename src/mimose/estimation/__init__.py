@@ -1,7 +1,7 @@
-"""From observations to predictions.
+"""From observations to predictions: the paper's estimator.
 
-Fits what was observed at some sizes and predicts a profile at any size, with its own uncertainty.
-Knows neither torch nor plans.
+Fits the observed costs of some input sizes, and predicts the profile of any size together with how
+reliable the prediction is. Knows neither torch nor plans.
 """
 
 from mimose.estimation.cost_model import CostModel

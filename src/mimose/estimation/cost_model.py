@@ -1,10 +1,10 @@
-"""What was learned of a model in one regime."""
+"""The costs of a model's steps in one regime, learned from observations."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,101 +18,109 @@ from mimose.costs import (
     StepObservation,
     in_one_order,
 )
+from mimose.estimation.allocated_gradients import AllocatedGradients
 from mimose.estimation.estimator import Estimator
-from mimose.estimation.habit import Habit
+from mimose.estimation.estimators import Estimators
 from mimose.estimation.multi_pass import MultiPass
-from mimose.estimation.prediction import Prediction, State, Surprise
+from mimose.estimation.prediction import Prediction, State
 from mimose.estimation.proportions import Proportions
 from mimose.estimation.reliability import Reliability
+from mimose.estimation.sticky_flag import StickyFlag
 
 _ENOUGH = 12
-"""Observations after which sizes that cannot be predicted are no longer observed for their own
-sake, if a larger one bounds them."""
+"""Observations after which a size that cannot be predicted is not observed any more, if an observed
+larger size bounds it."""
 _PLANNED_BETWEEN = 7
-"""Planned steps between two that are measured, if memory depends on more than the size."""
-_ALL = 1 << 62
-"""Stands for the gradients of all parameters that have none yet."""
-_versions = itertools.count()
+"""Planned steps between two measured ones, if memory depends on more than the size."""
 _FEW = 3
-"""Planned steps in which one kind may stand in for the other before that is observed; and steps
-with passes that have no backward, before these are taken for usual."""
+"""Planned steps in which one kind of step stands in for the other before the other is observed; and
+steps with runs that had no backward before plans expect that."""
+_versions = itertools.count()
 
 
 class CostModel:
-    """Estimators by input layout and pattern of runs.
+    """Learns from observations of steps, and predicts the costs of coming ones.
 
-    Most models have one layout and one pattern. A contrastive loss runs its blocks twice a step, a
-    GAN now once and now twice: of several patterns the longest is planned for, since a step's
-    pattern is not known at its start. The size of such a step is that of all its passes.
+    Most models have one input layout and one pattern of runs. A contrastive loss runs each block
+    twice a step, a GAN sometimes once and sometimes twice. The pattern of a step is not known at
+    its start, so the longest observed pattern is planned for. The size of a step with several
+    forward passes has the tensors of all passes.
     """
 
     def __init__(self) -> None:
-        self._estimators: dict[tuple[Layout, Pattern, bool], Estimator] = {}
-        self._preferred: dict[tuple[Layout, bool], Estimator] = {}
+        self._estimators = Estimators()
         self.allocates = True
         """Whether the coming step allocates most gradients, rather than adding to existing ones."""
         self._multi_pass: dict[Layout, MultiPass] = {}
-        self._gradients: dict[tuple[Pattern, bool], tuple[int, ...]] = {}
-        """The most gradients that were allocated before each run's backward; and in all."""
+        """Steps with several passes, by the layout of the first pass."""
+        self._gradients = AllocatedGradients()
         self.unused: set[Run] = set()
-        """Runs that a loss did not use: plans do not know them."""
-        self.retained = Habit()
-        """Whether graphs outlive their backwards."""
-        self.skips = Habit()
-        """Whether steps leave some of their runs out."""
+        """Runs that had no backward, because the loss did not use them. Plans leave them out."""
+        self.retained = StickyFlag()
+        """Whether backwards retain their graphs."""
+        self.skips = StickyFlag()
+        """Whether steps skip some of their runs."""
         self.any_order = False
-        """Whether blocks have run in more than one order: each may come at any time then."""
-        self._later_bytes = self._stood_in = 0
+        """Whether blocks have run in more than one order. Plans then hold for any order."""
+        self._later_backward_bytes = 0
+        self._stand_in_steps = 0
+        """Planned steps for which the other kind of step stood in."""
         self._without_backward: Counter[frozenset[Run]] = Counter()
         self.reliability = Reliability()
         self.version = next(_versions)
-        """Changes whenever predictions may have changed; no two cost models share one."""
+        """Changes whenever predictions may have changed. Unique among all cost models."""
 
     @property
-    def later_bytes(self) -> int:
-        """What later backwards through one graph find beyond the first: saved gradients, say."""
-        return self._later_bytes if self.retained else 0
+    def later_backward_bytes(self) -> int:
+        """Additional bytes in use in a later backward through the same graph."""
+        return self._later_backward_bytes if self.retained else 0
 
-    def note_later(self, number_of_bytes: int) -> None:
-        """A later backward through the same graph found so much more."""
-        if number_of_bytes > self._later_bytes:
-            self._later_bytes = number_of_bytes
+    def note_later_backward(self, more_bytes: int) -> None:
+        """A later backward through a graph used this many bytes more than the first."""
+        if more_bytes > self._later_backward_bytes:
+            self._later_backward_bytes = more_bytes
             self.version = next(_versions)
 
     @property
     def observed(self) -> int:
-        """How many observations there were."""
-        return sum(estimator.version for estimator in self._estimators.values())
+        """The number of observations so far."""
+        return sum(estimator.version for estimator in self._estimators)
 
     @property
     def ready(self) -> bool:
-        """Whether sizes that were never seen can be predicted and trusted."""
-        return any(estimator.ready for estimator in self._estimators.values())
+        """Whether sizes that were never observed can be predicted and trusted."""
+        return any(estimator.ready for estimator in self._estimators)
 
     @property
     def regular(self) -> bool:
-        """Whether each step has the same runs in the same order and one backward, so that bytes
-        can leave the device and come back as planned."""
+        """Whether each step has the same runs in the same order and one backward.
+
+        Only then can bytes leave the device and come back as planned.
+        """
         return not (self.any_order or self.retained or self.skips)
 
     @property
     def error(self) -> float | None:
-        """The largest leave-one-out error of the peak, as a share of it."""
-        errors = [e.error for e in self._estimators.values() if e.error is not None]
-        return max(errors, default=None)
+        """The largest leave-one-out error of the peak, as a fraction of the peak."""
+        return max((e.error for e in self._estimators if e.error is not None), default=None)
 
     @property
     def layouts(self) -> list[Layout]:
-        """The arguments that steps began with, in the order in which they came."""
-        return list(dict.fromkeys(_first_of(layout) for layout, _, _ in self._estimators))
+        """The layouts of the first passes of observed steps, in the order in which they came."""
+        return list(dict.fromkeys(map(_layout_of_first_pass, self._estimators.layouts)))
+
+    @property
+    def observations(self) -> list[StepObservation]:
+        """The observations that predictions use."""
+        return self._estimators.observations()
 
     # Learning
 
     def learn(self, observation: StepObservation) -> bool:
-        """Learn from one more observation; whether it voided what was known before."""
-        if observation.profile.prelude is None:  # not measured: what was known of it still holds
-            known = self.predict(observation.size)
-            prelude = known.profile.prelude if known else 0
+        """Learn from an observation. Returns whether it contradicted, and voided, all others."""
+        if observation.profile.prelude is None:  # not measured: the predicted one stays valid
+            prediction = self.predict(observation.size)
+            prelude = prediction.profile.prelude if prediction else 0
             observation = replace(
                 observation, profile=replace(observation.profile, prelude=prelude)
             )
@@ -122,15 +130,11 @@ class CostModel:
         if self.any_order:
             observation = observation.in_any_order()
         self._note_passes(observation.size)
-        key = (observation.size.layout, observation.pattern, observation.allocates)
-        estimator = self._estimators.setdefault(key, Estimator(observation.pattern))
-        void = estimator.learn(observation, doubted=self.reliability.doubted)
+        void = self._estimators.learn(observation, doubted=self.reliability.doubted)
         if void:
-            self._estimators, self._preferred = {key: estimator}, {}
             self.reliability = Reliability()
         else:
             self.reliability.observed(observation.size)
-        self._prefer(key[0], key[2])
         if any(observation.gradients_allocated) or observation.all_gradients_allocated:
             self.note_gradients(
                 observation.pattern,
@@ -142,30 +146,27 @@ class CostModel:
         return void
 
     def take_times(self, observation: StepObservation) -> None:
-        """The times of an observation that was learned without them."""
+        """Use the times of an observation that was learned without them."""
         if self.any_order:
             observation = observation.in_any_order()
-        key = (observation.size.layout, observation.pattern, observation.allocates)
-        estimator = self._estimators.get(key)
-        if estimator is not None:
-            estimator.take_times(observation)
+        if self._estimators.take_times(observation):
             self.version = next(_versions)
 
     def note_order(self, layout: Layout, pattern: Pattern) -> None:
-        """A step ran these blocks, in this order."""
-        known = [e.pattern for (of, _, _), e in self._estimators.items() if of == layout]
-        if any(len(one) != len(pattern) for one in known):
+        """A step with this layout ran these blocks in this order."""
+        patterns = self._estimators.patterns(layout)
+        if any(len(other) != len(pattern) for other in patterns):
             self.skips.note(True)
-        if not all(in_one_order(one, pattern) for one in known):
-            self.orders_vary()
+        if not all(in_one_order(other, pattern) for other in patterns):
+            self.assume_any_order()
 
-    def orders_vary(self) -> None:
-        """Blocks ran in another order than before: from now on plans are for any."""
+    def assume_any_order(self) -> None:
+        """Blocks ran in another order than before: from now on, plans hold for any order."""
         if self.any_order:
             return
         self.any_order = True
-        observations = list(self._observations())
-        self._estimators, self._preferred, self._gradients = {}, {}, {}
+        observations, self._estimators = self.observations, Estimators()
+        self._gradients.clear()
         for observation in observations:
             self.learn(observation)
         self.version = next(_versions)
@@ -178,21 +179,17 @@ class CostModel:
         *,
         allocates: bool = True,
     ) -> None:
-        """Gradients were allocated before each run's backward, and in all; in a step that
-        `allocates` most of them, or in one that adds to most.
+        """A step allocated gradients: bytes before each run's backward, and in all.
 
-        Where some existed already there were fewer, so the most that was seen counts. Of blocks in
-        any order, which of them come first is not known.
+        If blocks run in any order, each backward may be the one that comes last.
         """
         if self.any_order:
             pattern = tuple(sorted(pattern))
             allocated = (max((all_allocated or 0, *allocated)),) * len(pattern)
-        now = (*allocated, _ALL if all_allocated is None else all_allocated)
-        known = self._gradients.get((pattern, allocates))
-        self._gradients[pattern, allocates] = tuple(map(max, known, now)) if known else now
+        self._gradients.note(pattern, allocated, all_allocated, allocates=allocates)
 
     def note_without_backward(self, runs: frozenset[Run]) -> None:
-        """A step had passes without a backward: after some such steps that is expected."""
+        """These runs of a step had no backward. After some such steps, plans leave them out."""
         self._without_backward[runs] += 1
         if self._without_backward[runs] >= _FEW:
             self.unused.update(runs)
@@ -204,36 +201,60 @@ class CostModel:
         known = self._multi_pass.get(first.layout)
         if known is not None and known.layout == size.layout:
             known.note(size)
-        elif known is None or len(known.layout) < len(size.layout):  # as of patterns, the longest
+        elif known is None or len(known.layout) < len(size.layout):  # the longest, as for patterns
             self._multi_pass[first.layout] = MultiPass(size)
+
+    def note_planned(self, size: InputSize) -> None:
+        """A step of this size was planned."""
+        own = self._own(size)
+        self._stand_in_steps += _predicted_or_bounded(own, size) is None
+        if own is not None:
+            own.planned_since_observed += 1
+
+    def peaked(
+        self, size: InputSize, predicted_rise: int, real_rise: int, *, matters: bool = True
+    ) -> None:
+        """A planned step with a trusted prediction peaked `real_rise` bytes above its start.
+
+        `matters` is whether a deviation is worth observing a step again.
+        """
+        estimator = self._estimator_for(size)
+        if estimator is None or not estimator.covers(size):
+            return
+        if estimator.noisy:  # its predictions are upper bounds
+            matters &= real_rise > predicted_rise
+        self.reliability.peaked(predicted_rise, real_rise, matters=matters)
+        if not self.reliability.doubted:
+            estimator.confirmed()
+
+    def surprised(self) -> None:
+        """A step did not go as its plan expected."""
+        self.reliability.surprised()
 
     # Predicting
 
-    def whole(self, size: InputSize) -> InputSize:
-        """The size of a step that begins with a pass of this size, as far as can be known."""
-        known = self._multi_pass.get(size.layout)
-        return size if known is None else known.expected(size)
+    def expected_size(self, first_pass: InputSize) -> InputSize:
+        """The expected size of a whole step, given the size of its first pass."""
+        known = self._multi_pass.get(first_pass.layout)
+        return first_pass if known is None else known.expected(first_pass)
 
     def predict(self, size: InputSize) -> Prediction | None:
-        """What a size costs or, failing that, a larger one; None where neither is known.
+        """The costs of a size, or those of a larger size as an upper bound; None if unknown.
 
-        Steps that allocate gradients and steps that add to them hardly differ, so one kind stands
-        in for the other, untrusted.
+        Steps that allocate gradients and steps that add to them hardly differ. So if only the other
+        kind is known, its prediction is used, but not trusted.
         """
-        prediction = self._predict(self._own(size), size)
+        prediction = _predicted_or_bounded(self._own(size), size)
         if prediction is None:
-            prediction = self._predict(self._preferred.get((size.layout, not self.allocates)), size)
+            prediction = _predicted_or_bounded(self._other(size), size)
             if prediction is not None and prediction.trusted:
                 prediction = replace(prediction, state=State.LEARNING)
         if prediction is not None and prediction.trusted and self.reliability.suspects(size):
             return replace(prediction, state=State.SUSPECT)
         return prediction
 
-    def _predict(self, estimator: Estimator | None, size: InputSize) -> Prediction | None:
-        return None if estimator is None else estimator.predict(size) or estimator.bound(size)
-
     def for_planning(self, size: InputSize) -> Prediction | None:
-        """The same or, failing that, a generous guess from a smaller size."""
+        """The prediction, or else a generous guess from a smaller size."""
         prediction = self.predict(size)
         estimator = self._estimator_for(size)
         if prediction is not None or estimator is None:
@@ -241,68 +262,28 @@ class CostModel:
         return estimator.guess(size)
 
     def extrapolate(self, size: InputSize) -> Prediction | None:
-        """What a size beyond those seen would cost, for questions rather than for plans."""
+        """The costs of a size beyond those observed, for what-if questions rather than plans."""
         estimator = self._estimator_for(size)
         return None if estimator is None else estimator.extrapolate(size)
 
-    def beyond(self, size: InputSize) -> bool:
-        """Whether a size is larger than all that were seen."""
+    def exceeds_observed(self, size: InputSize) -> bool:
+        """Whether a size is larger than all observed ones."""
         estimator = self._estimator_for(size)
         return estimator is not None and not estimator.covers(size)
 
-    def teaches(self, size: InputSize) -> bool:
-        """Whether measuring a step of such a size improves predictions.
-
-        Where observations do not follow the size, more of them do not help: they would only make
-        memory that depends on the size in an odd way seem to depend on something else. Where it
-        does, some are enough.
-        """
-        estimator = self._own(size)
-        if estimator is None:
-            return True
-        if estimator.noisy:
-            return estimator.planned_since >= _PLANNED_BETWEEN
-        return not estimator.unfit
-
     def uncertainty(self, size: InputSize) -> float:
-        """By how much peaks have exceeded what was predicted of them lately, as a share.
+        """The largest recent excess of a real peak over its prediction, as a fraction.
 
-        Where memory depends on more than the size, predictions are the upper end already.
+        It is 0 where memory depends on more than the size: predictions are upper bounds there.
         """
         estimator = self._own(size)
         noisy = estimator is not None and estimator.noisy
         return 0.0 if noisy else self.reliability.uncertainty
 
     def proportions(self, size: InputSize) -> Proportions:
-        """Which quantities of runs have varied together in steps laid out like this one."""
+        """Which costs of runs have varied together in steps with this layout."""
         estimator = self._estimator_for(size)
         return Proportions() if estimator is None else estimator.proportions
-
-    def curious(self, size: InputSize) -> bool:
-        """Whether observing a step of this size teaches anything."""
-        if self.reliability.suspects(size):
-            return True
-        estimator = self._own(size)
-        if estimator is not None:
-            prediction = estimator.predict(size)
-            if prediction is not None and (prediction.trusted or estimator.ready):
-                return False
-            if prediction is not None or estimator.bound(size) is not None:
-                return estimator.observed < _ENOUGH
-        return self._stood_in >= _FEW or not self._is_stood_in_for(size)
-
-    def _is_stood_in_for(self, size: InputSize) -> bool:
-        """Whether the other kind of step is known well enough to stand in for the coming one."""
-        other = self._preferred.get((size.layout, not self.allocates))
-        prediction = None if other is None else other.predict(size)
-        return prediction is not None and prediction.trusted
-
-    def note_planned(self, size: InputSize) -> None:
-        """A step of this size is planned; of one kind that stands in for the other, a few are."""
-        own = self._own(size)
-        self._stood_in += self._predict(own, size) is None
-        if own is not None:
-            own.planned_since += 1
 
     def pattern_for(self, size: InputSize) -> Pattern | None:
         """The runs that a step of this size is expected to have."""
@@ -310,7 +291,7 @@ class CostModel:
         return None if estimator is None else estimator.pattern
 
     def latest_costs(self, size: InputSize) -> dict[Run, RunCost]:
-        """What each run cost in the latest observation of a step laid out like this one."""
+        """The costs of each run in the latest observation with this layout."""
         estimator = self._estimator_for(size)
         if estimator is None or not estimator.observations:
             return {}
@@ -324,94 +305,92 @@ class CostModel:
         previous_output_bytes: int = 0,
         beside_bytes: int = 0,
     ) -> StepConditions:
-        """The conditions of a step at whose start gradients of so many bytes do not exist."""
-        allocated, in_all = self._gradients_for(pattern, missing_bytes)
-        # In any order a run may come when all that others keep is there, as in a retained graph.
+        """The conditions of a step at whose start `missing_bytes` of gradients do not exist."""
+        allocated, in_all = self._gradients.expected(
+            pattern, missing_bytes, allocates=self.allocates
+        )
+        # In any order, a run may come while all others hold what they keep, as in a retained graph.
         retained = bool(self.retained) or self.any_order
+        all_allocated = in_all + self.later_backward_bytes
         return StepConditions(
-            allocated, in_all + self.later_bytes, previous_output_bytes, retained, beside_bytes
+            allocated, all_allocated, previous_output_bytes, retained, beside_bytes
         )
 
-    def _gradients_for(self, pattern: Pattern, missing_bytes: int) -> tuple[tuple[int, ...], int]:
-        """Gradients that will be allocated before each run's backward, and in all."""
-        if not missing_bytes:
-            return (0,) * len(pattern), 0
-        own, other = (pattern, self.allocates), (pattern, not self.allocates)
-        known = self._gradients.get(own) or self._gradients.get(other)
-        if known is None:  # never seen: all of them, at once
-            return (missing_bytes,) * len(pattern), missing_bytes
-        *before, in_all = [min(allocated, missing_bytes) for allocated in known]
-        return tuple(before), in_all
+    # What to observe
 
-    def peaked(
-        self, size: InputSize, predicted_rise: int, real_rise: int, *, matters: bool = True
-    ) -> None:
-        """A planned step rose so far above its start, and its prediction was trusted."""
-        estimator = self._estimator_for(size)
-        if estimator is None or not estimator.covers(size):
-            return
-        if estimator.noisy:  # then the prediction is the upper end
-            matters &= real_rise > predicted_rise
-        self.reliability.peaked(predicted_rise, real_rise, matters=matters)
-        if not self.reliability.doubted:
-            estimator.confirmed()
+    def worth_observing(self, size: InputSize) -> bool:
+        """Whether to observe a step of this size whose prediction is not trusted."""
+        if self.reliability.suspects(size):
+            return True
+        estimator = self._own(size)
+        if estimator is not None:
+            prediction = estimator.predict(size)
+            if prediction is not None and (prediction.trusted or estimator.ready):
+                return False
+            if prediction is not None or estimator.bound(size) is not None:
+                return estimator.observed < _ENOUGH
+        return self._stand_in_steps >= _FEW or not self._is_stood_in_for(size)
 
-    def surprised(self, surprise: Surprise) -> None:
-        """A step did not go as its plan expected."""
-        self.reliability.surprised(surprise)
+    def worth_measuring(self, size: InputSize) -> bool:
+        """Whether measuring a step of this size improves predictions, if it is not observed.
+
+        Where observations do not fit the size, more of them do not help: memory that depends on the
+        size in an odd way would only seem to depend on something else. Where memory does depend on
+        something else, a few measurements are enough.
+        """
+        estimator = self._own(size)
+        if estimator is None:
+            return True
+        if estimator.noisy:
+            return estimator.planned_since_observed >= _PLANNED_BETWEEN
+        return not estimator.unfit
+
+    def _is_stood_in_for(self, size: InputSize) -> bool:
+        """Whether the other kind of step has a trusted prediction for this size."""
+        other = self._other(size)
+        prediction = None if other is None else other.predict(size)
+        return prediction is not None and prediction.trusted
 
     # Files
 
     def to_plain(self) -> dict[str, Any]:
-        """Numbers, strings, lists and dicts alone, for files."""
+        """Numbers, strings, lists and dicts, for JSON."""
         return {
-            "observations": [o.to_plain() for o in self._observations()],
-            "gradients": [
-                [list(map(list, pattern)), list(numbers), allocates]
-                for (pattern, allocates), numbers in self._gradients.items()
-            ],
+            "observations": [observation.to_plain() for observation in self.observations],
+            "gradients": self._gradients.to_plain(),
             "unused": sorted(map(list, self.unused)),
             "any_order": self.any_order,
         }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], blocks: int | None = None) -> CostModel:
-        """What `to_plain` gave, of a model of so many blocks, learned again."""
+        """Learn again from the result of `to_plain`, for a model with this number of blocks."""
         cost_model = cls()
         cost_model.any_order = bool(plain.get("any_order", False))
         for observation in plain["observations"]:
             cost_model.learn(StepObservation.from_plain(observation, blocks))
-        older = [*plain.get("born", ())], [[*one, False] for one in plain.get("born_beside", ())]
-        for pattern, numbers, *kind in plain.get("gradients", [*older[0], *older[1]]):
-            runs = tuple((int(block), int(nth)) for block, nth in pattern)
-            known = [*map(int, numbers)]
-            if len(known) == len(runs):  # as older versions wrote it
-                known.append(_ALL)
-            if len(known) != len(runs) + 1:
-                raise ValueError(f"gradients of {len(numbers)} runs where there are {len(runs)}")
-            allocates = bool(kind[0]) if kind else True
-            cost_model.note_gradients(runs, known[:-1], known[-1], allocates=allocates)
+        cost_model._gradients.note_plain(plain)
         cost_model.unused.update((int(block), int(nth)) for block, nth in plain.get("unused", ()))
         return cost_model
 
-    def _observations(self) -> Iterable[StepObservation]:
-        for estimator in self._estimators.values():
-            yield from estimator.observations
-
-    def _prefer(self, layout: Layout, allocates: bool) -> None:
-        kind = layout, allocates
-        fitting = [e for (of, _, how), e in self._estimators.items() if (of, how) == kind]
-        self._preferred[kind] = max(fitting, key=lambda e: (len(e.pattern), len(e)))
+    # Which estimator
 
     def _own(self, size: InputSize) -> Estimator | None:
-        """The estimator of the kind of step that comes."""
-        return self._preferred.get((size.layout, self.allocates))
+        """The estimator for the kind of the coming step."""
+        return self._estimators.preferred(size.layout, allocates=self.allocates)
+
+    def _other(self, size: InputSize) -> Estimator | None:
+        """The estimator for the other kind of step."""
+        return self._estimators.preferred(size.layout, allocates=not self.allocates)
 
     def _estimator_for(self, size: InputSize) -> Estimator | None:
-        """The same or, where there is none, that of the other kind."""
-        return self._own(size) or self._preferred.get((size.layout, not self.allocates))
+        """The estimator for the kind of the coming step, or else for the other kind."""
+        return self._own(size) or self._other(size)
 
 
-def _first_of(layout: Layout) -> Layout:
-    """The layout of a step's first pass."""
+def _predicted_or_bounded(estimator: Estimator | None, size: InputSize) -> Prediction | None:
+    return None if estimator is None else estimator.predict(size) or estimator.bound(size)
+
+
+def _layout_of_first_pass(layout: Layout) -> Layout:
     return InputSize(layout, (1,) * sum(rank for _, rank in layout)).passes[0].layout

@@ -1,12 +1,13 @@
-"""Learn from observations; tell what any input size costs.
+"""Learn from observations of one pattern of runs, and predict the costs of any input size.
 
-A size that was observed is told as it was. Others follow from the fit of all of them (`fit.py`). It
-can be trusted at sizes beside which observations predict each other well.
+The prediction for an observed size is its observation. Other sizes are predicted by a fit of all
+observations (`fit.py`). A prediction is trusted where the observations of similar sizes predict
+each other well.
 
-What was learned may cease to be true (another kernel, a module that was exchanged): an observation
-that contradicts it voids all older ones. If that happens again and again, or if many observations
-give no fit, memory depends on more than the size (on proposals, on routing): such a model is noisy,
-and predictions are the upper end of what was observed.
+Costs may change (another kernel is chosen, a module is replaced): an observation that contradicts
+the predictions voids all older ones. If that happens repeatedly, or if many observations give no
+fit, memory depends on more than the input size (on proposals, on routing). Such a model is called
+noisy, and its predictions are upper bounds of what was observed.
 """
 
 from __future__ import annotations
@@ -25,35 +26,40 @@ from mimose.estimation.rows import BYTES
 from mimose.estimation.times import with_shared_times
 
 _CONTRADICTION = 0.04
-"""The difference from what was predicted, as a share of the peak, that voids old observations."""
+"""The deviation from the predicted peak, as a fraction of the peak, that voids old observations."""
 _SOON = 8
-"""If two contradictions are no more than this many observations apart, the model is noisy."""
+"""Two contradictions at most this many observations apart mean that the model is noisy."""
 _CONFIRMED = 16
-"""Planned steps that went as predicted, to count as one observation in this."""
+"""This many planned steps that went as predicted count as one observation for `_SOON`."""
 _ENOUGH = 12
-"""Observations after which a fit that is still not fair is taken for noise."""
+"""Observations after which a fit that cannot be trusted means that the model is noisy."""
 _MOST_SIZES = 64
 _MOST_PREDICTIONS = 512
 _MOST_SCALING = 4.0
-"""How much more than an observed size another may take to be guessed from it."""
+"""The largest factor by which a guess may scale the costs of an observed size."""
 _GUESSED = 0.03
-"""By how much a guess may be too low, as a share of its peak."""
+"""By how much the peak of a guess may be too low, as a fraction of the peak."""
 
 
 class Estimator:
-    """Learns from observations of one pattern of runs and one layout of inputs."""
+    """The costs of one pattern of runs and one input layout."""
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
         self.version = 0
+        """The number of observations so far."""
         self._seen: dict[InputSize, StepObservation] = {}
+        """The observations that count, the oldest first."""
         self._fit: Fit | None = None
         self._contradicted_at = -_SOON
-        self._void_at = 0
-        self._confirmed = 0
-        self._varies = False
-        self.planned_since = 0
-        """Steps that were planned since the last observation."""
+        """When the last contradiction came, counted in observations and confirmed steps."""
+        self._contradicted_twice = False
+        """Whether two contradictions came soon after each other."""
+        self._void_until = 0
+        """The version at which older observations became void."""
+        self._confirmed_steps = 0
+        self.planned_since_observed = 0
+        """Steps planned since the last observation."""
         self._predictions: dict[InputSize, Prediction | None] = {}
         self._proportions: Proportions | None = None
 
@@ -62,70 +68,71 @@ class Estimator:
 
     @property
     def observations(self) -> list[StepObservation]:
-        """What counts, the oldest first."""
+        """The observations that count, the oldest first."""
         return list(self._seen.values())
 
     @property
     def ready(self) -> bool:
-        """Whether sizes that were never seen can be predicted and trusted."""
-        return self._fit is not None and (self._fit.fair or self.noisy)
+        """Whether sizes that were never observed can be predicted and trusted."""
+        return self._fit is not None and (self._fit.trusted or self.noisy)
 
     @property
     def observed(self) -> int:
-        """How many observations there were since older ones became void."""
-        return self.version - self._void_at
+        """The number of observations since older ones became void."""
+        return self.version - self._void_until
 
     @property
     def noisy(self) -> bool:
-        """Whether memory depends on more than the size."""
-        return self._varies or (self.unfit and self.observed >= _ENOUGH)
+        """Whether memory depends on more than the input size."""
+        return self._contradicted_twice or (self.unfit and self.observed >= _ENOUGH)
 
     @property
     def unfit(self) -> bool:
-        """Whether observations do not predict each other, in most places."""
-        return self._fit is not None and not self._fit.fair
+        """Whether observations do not predict each other, at most sizes."""
+        return self._fit is not None and not self._fit.trusted
 
     @property
     def error(self) -> float | None:
-        """The leave-one-out error of the peak, as a share of it."""
+        """The leave-one-out error of the peak, as a fraction of the peak."""
         return None if self._fit is None else self._fit.error
 
     def learn(self, observation: StepObservation, *, doubted: bool = False) -> bool:
-        """Learn from one more observation; of a size seen before, the newer one counts.
+        """Learn from an observation; it replaces an older one of the same size.
 
-        If predictions were in doubt, an observation that contradicts them voids all older ones:
-        whether it did.
+        If predictions are `doubted`, an observation that contradicts them voids all older ones.
+        Returns whether that happened.
         """
         if observation.provisional and self._seen:
             return False
         self._seen = {size: seen for size, seen in self._seen.items() if not seen.provisional}
         observation = with_shared_times(observation)
-        void = False
-        if doubted and not self.noisy and self._contradicts(observation):
-            now = self.version + self._confirmed // _CONFIRMED
-            self._varies = now - self._contradicted_at <= _SOON
-            self._contradicted_at = now
-            void = not self._varies
-            if void:
-                self.forget()
+        void = doubted and not self.noisy and self._contradicts(observation)
+        if void:
+            void = self._note_contradiction()
         former = self._seen.pop(observation.size, None)
         if former is not None and self.noisy:
             observation = former.joined(observation)
         self._seen[observation.size] = observation
         if len(self._seen) > _MOST_SIZES:
-            self._drop_one()
-        self._changed()
+            self._drop_least_informative()
+        self._fit = Fit.of(self.observations)
+        self._predictions.clear()
+        self._proportions = None
         self.version += 1
-        self.planned_since = 0
+        self.planned_since_observed = 0
         return void
 
-    def forget(self) -> None:
-        """What was seen is void; whether the model is noisy is not."""
-        self._seen, self._void_at = {}, self.version
-        self._changed()
+    def _note_contradiction(self) -> bool:
+        """Void all observations, or declare the model noisy. Returns whether they are void."""
+        now = self.version + self._confirmed_steps // _CONFIRMED
+        self._contradicted_twice = now - self._contradicted_at <= _SOON
+        self._contradicted_at = now
+        if not self._contradicted_twice:
+            self._seen, self._fit, self._void_until = {}, None, self.version
+        return not self._contradicted_twice
 
     def take_times(self, observation: StepObservation) -> None:
-        """The times of an observation that was learned without them."""
+        """Use the times of an observation that was learned without them."""
         seen = self._seen.get(observation.size)
         if seen is not None:
             self._seen[observation.size] = seen.timed_as(with_shared_times(observation))
@@ -133,24 +140,19 @@ class Estimator:
                 self._fit.take_times(self.observations)
             self._predictions.clear()
 
-    def _changed(self) -> None:
-        self._fit = Fit.of(self.observations) if self._seen else None
-        self._predictions.clear()
-        self._proportions = None
-
     @property
     def proportions(self) -> Proportions:
-        """Which quantities of its runs have varied together."""
+        """Which costs of its runs have varied together."""
         if self._proportions is None:
             self._proportions = Proportions.of(self.observations)
         return self._proportions
 
     def confirmed(self) -> None:
         """A planned step went as predicted."""
-        self._confirmed += 1
+        self._confirmed_steps += 1
 
     def predict(self, size: InputSize) -> Prediction | None:
-        """What a size costs; None where neither an observation nor the fit tells."""
+        """The costs of a size; None if it was not observed and is outside the range of the fit."""
         try:
             return self._predictions[size]
         except KeyError:
@@ -166,28 +168,29 @@ class Estimator:
             return Prediction(seen.profile, State.LEARNING, _GUESSED)
         if seen is not None and not (noisy and fit is not None):
             return Prediction(seen.profile)
-        scattered = noisy or self.unfit
-        profile = None if fit is None else fit.predict(size, upper_end=scattered)
+        upper_bound = noisy or self.unfit
+        profile = None if fit is None else fit.predict(size, upper_bound=upper_bound)
         if profile is None or fit is None:
             return None
-        if scattered:
+        if upper_bound:
             return Prediction(profile, State.SUSPECT)
-        if not fit.fair_at(size):
+        if not fit.trusted_at(size):
             return Prediction(profile, State.LEARNING, fit.shortfall)
         return Prediction(profile) if fit.between(size) else Prediction(profile, State.LEARNING)
 
     def bound(self, size: InputSize) -> Prediction | None:
-        """The costs of the next larger size: memory grows with size.
+        """The costs of the smallest observed size that is larger; None if there is none.
 
-        What is left before and after the blocks may fall: it is no higher than at a smaller size.
+        Memory grows with the size. Only the head and the tail may shrink, so they are the maximum
+        of that size and the next smaller one.
         """
         larger = [seen for other, seen in self._seen.items() if size <= other]
         if not larger:
             return None
-        profile = min(larger, key=_volume).profile
+        profile = min(larger, key=_saved_bytes).profile
         smaller = [seen for other, seen in self._seen.items() if other <= size]
         if smaller:
-            below = max(smaller, key=_volume).profile
+            below = max(smaller, key=_saved_bytes).profile
             profile = replace(
                 profile,
                 head_forward=max(profile.head_forward, below.head_forward),
@@ -197,55 +200,58 @@ class Estimator:
         return Prediction(profile, State.LEARNING, bound_of=profile.size)
 
     def guess(self, size: InputSize) -> Prediction | None:
-        """The costs of the nearest size, scaled by the most that this one may take more."""
+        """The costs of the nearest observed size, scaled by the most that memory may grow."""
         if not self._seen:
             return None
-        nearest = min(self._seen.values(), key=lambda o: (_growth(o.size, size), _volume(o)))
-        factor = _growth(nearest.size, size)
+        nearest = min(
+            self._seen.values(), key=lambda o: (_most_growth(o.size, size), _saved_bytes(o))
+        )
+        factor = _most_growth(nearest.size, size)
         if factor > _MOST_SCALING:
             return None
         profile = _scaled(nearest.profile, lambda number: math.ceil(number * factor))
         return Prediction(profile, State.UNKNOWN, _GUESSED)
 
     def extrapolate(self, size: InputSize) -> Prediction | None:
-        """What a size beyond those seen would cost, for questions rather than for plans."""
-        told = None if self._fit is None or self.noisy else self._fit.extrapolate(size)
-        return None if told is None else Prediction(told[0], State.LEARNING, told[1])
+        """The costs of a size beyond those observed, for what-if questions rather than plans."""
+        if self._fit is None or self.noisy or (found := self._fit.extrapolate(size)) is None:
+            return None
+        profile, uncertainty = found
+        return Prediction(profile, State.LEARNING, uncertainty)
 
     def covers(self, size: InputSize) -> bool:
-        """Whether a size lies between those seen."""
-        return size in self._seen or (self._fit is not None and self._fit.covers(size))
+        """Whether no dimension of a size exceeds the observed range."""
+        return size in self._seen or (self._fit is not None and self._fit.beyond(size) == 0)
 
     def _contradicts(self, observation: StepObservation) -> bool:
-        """Whether a step was so far from its prediction that nothing older counts."""
-        size = observation.size
-        fit = self._fit
-        known = size in self._seen or (fit is not None and fit.fair and fit.inside(size))
-        expected = self.predict(size) if known else None
-        if expected is None:
+        """Whether an observation deviates so far from its prediction that older ones are void."""
+        size, fit = observation.size, self._fit
+        known = size in self._seen or (fit is not None and fit.trusted and fit.inside(size))
+        prediction = self.predict(size) if known else None
+        if prediction is None:
             return False
-        pairs = zip(_peaks(expected.profile), _peaks(observation.profile), strict=True)
-        return any(abs(real - thought) > _CONTRADICTION * real for thought, real in pairs)
+        pairs = zip(_peaks(prediction.profile), _peaks(observation.profile), strict=True)
+        return any(abs(real - predicted) > _CONTRADICTION * real for predicted, real in pairs)
 
-    def _drop_one(self) -> None:
-        """Forget the size whose neighbours are nearest; not one that marks the range's end."""
+    def _drop_least_informative(self) -> None:
+        """Drop the observation whose neighbours are nearest, but not an end of the range."""
         dims = np.array([size.dims for size in self._seen])
         ends = {int(i) for i in (*dims.argmin(0), *dims.argmax(0))}
-        volume = {size: _volume(seen) for size, seen in self._seen.items()}
+        saved = {size: _saved_bytes(seen) for size, seen in self._seen.items()}
         at_end = {size for i, size in enumerate(self._seen) if i in ends}
-        order = sorted(volume, key=lambda size: volume[size])
+        order = sorted(saved, key=lambda size: saved[size])
         inner = [i for i in range(1, len(order) - 1) if order[i] not in at_end]
-        gap = {i: volume[order[i + 1]] - volume[order[i - 1]] for i in inner}
+        gap = {i: saved[order[i + 1]] - saved[order[i - 1]] for i in inner}
         del self._seen[order[min(gap, key=lambda i: gap[i])] if gap else order[0]]
 
 
-def _volume(seen: StepObservation) -> int:
-    """What all its runs save."""
-    return sum(run.saved for run in seen.runs)
+def _saved_bytes(observation: StepObservation) -> int:
+    """The activations of all runs."""
+    return sum(run.saved for run in observation.runs)
 
 
 def _peaks(profile: Profile) -> tuple[int, int]:
-    """All kept and all recomputed."""
+    """The peaks with all runs kept, and with all recomputed."""
     kept, recomputed = ([end] * len(profile.runs) for end in (Option.KEEP, Option.RECOMPUTE))
     return max(1, peak(profile, kept)), max(1, peak(profile, recomputed))
 
@@ -261,14 +267,15 @@ def _scaled(profile: Profile, scale: Callable[[int], int]) -> Profile:
     )
 
 
-def _growth(seen: InputSize, size: InputSize) -> float:
-    """By how much a size may take more memory than one that was seen, at most.
+def _most_growth(seen: InputSize, size: InputSize) -> float:
+    """The most that memory may grow from an observed size to another one, as a factor.
 
-    The square of what the elements of a tensor grow by, of the one that grows the most.
+    It is the square of the growth in elements of the input tensor that grows the most.
     """
-    shares = [max(1.0, b / a) if a else math.inf for a, b in zip(seen.dims, size.dims, strict=True)]
+    pairs = zip(seen.dims, size.dims, strict=True)
+    growth = [max(1.0, new / old) if old else math.inf for old, new in pairs]
     factor, at = 1.0, 0
     for _, rank in size.layout:
-        factor = max(factor, math.prod(share**2 for share in shares[at : at + rank]))
+        factor = max(factor, math.prod(share**2 for share in growth[at : at + rank]))
         at += rank
     return factor

@@ -1,6 +1,7 @@
-"""Quantities that do not follow the fit: what they are at most.
+"""Upper bounds of quantities that do not follow the fit.
 
-The higher value of a quantity is the safe one here: what peaks subtract comes as a negative.
+All values here have the sign with which they enter peaks: a subtracted quantity is negative, so the
+higher value is always the safe one.
 """
 
 from __future__ import annotations
@@ -19,36 +20,40 @@ from mimose.estimation.rows import Floats
 
 
 class Kinks(Protocol):
-    """What observations say of quantities that do not follow the fit."""
+    """Upper bounds by the observations of quantities that do not follow the fit."""
 
     @property
     def left_out(self) -> Floats:
-        """What each quantity of each observation is at most by all others."""
+        """The upper bound at each observation by all other observations (rows: observations)."""
 
     @property
-    def places(self) -> list[list[int]]:
-        """The observations that tell how good predictions are, for each place between sizes."""
+    def intervals(self) -> list[list[int]]:
+        """For each interval of sizes, the observations that show how good predictions are there."""
 
-    def place(self, point: Sequence[float]) -> int:
-        """The place of a size."""
+    def interval(self, point: Sequence[float]) -> int:
+        """The index of the interval that a size is in."""
 
-    def safe(self, point: Sequence[float], row: Floats) -> Floats:
-        """What each quantity is at most at a size for which the fit says `row`."""
+    def upper_bound(self, point: Sequence[float], row: Floats) -> Floats:
+        """The upper bound of each quantity at a size for which the fit predicts `row`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter:
-    """For any sizes: what the fit missed at one, it may miss at all others."""
+class ResidualBound:
+    """For any number of varying dimensions: the largest error at any size may occur at every size.
+
+    The bound is the prediction plus the largest absolute or the largest relative error, whichever
+    is smaller. There is one interval.
+    """
 
     predicted: Floats
-    """What fits of the others say of each observation."""
+    """The leave-one-out prediction of each observation."""
     above: Floats
-    """How far it was above that."""
+    """How far the observation is above it."""
     shares: Floats
-    """The same as a share."""
+    """The same as a fraction of the prediction."""
 
     @classmethod
-    def of(cls, predicted: Floats, values: Floats) -> Scatter:
+    def of(cls, predicted: Floats, values: Floats) -> ResidualBound:
         above = np.maximum(values - predicted, 0)
         return cls(predicted, above, above / np.maximum(np.abs(predicted), 1))
 
@@ -58,79 +63,83 @@ class Scatter:
         return self.predicted + np.minimum(np.abs(self.predicted) * shares, above)
 
     @property
-    def places(self) -> list[list[int]]:
+    def intervals(self) -> list[list[int]]:
         return [list(range(len(self.predicted)))]
 
-    def place(self, point: Sequence[float]) -> int:
+    def interval(self, point: Sequence[float]) -> int:
         return 0
 
-    def safe(self, point: Sequence[float], row: Floats) -> Floats:
+    def upper_bound(self, point: Sequence[float], row: Floats) -> Floats:
         most: Floats = np.minimum(np.abs(row) * self.shares.max(0), self.above.max(0))
         return row + most
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder:
-    """For sizes that differ in one dimension: what the next smaller and the next larger ones say.
+class NeighbourBound:
+    """For one varying dimension: bounds by the next smaller and the next larger observed sizes.
 
-    A peak is the largest of several polynomials; what a loss in chunks takes is the smaller of two.
-    Both have a kink where one takes over from the other. Between two sizes, a quantity with one
-    kink is no higher than the chord if it bends upwards there. If it bends downwards, it is no
-    higher than the lines that go on from the two sizes on each side.
+    A peak is the maximum of several polynomials; the memory of a loss computed in chunks is the
+    minimum of two. Both have a kink where one polynomial takes over from the other. Between two
+    sizes, a quantity with one kink is bounded by the chord if it bends upwards there. If it bends
+    downwards, it is bounded by the two lines that continue from the neighbours on either side.
 
-    What grows in jumps may be higher than that, though not higher than at both sizes. The share of
-    this way that it went at the one or the other, by their own neighbours, it may go in between.
+    A quantity that grows in jumps may exceed this bound, up to the higher of its values at the two
+    sizes. `jumps` is the fraction of that distance to allow. It is measured at both sizes: how far
+    each of them exceeds the bound by its own neighbours.
     """
 
-    at: Floats
+    sizes: Floats
     """The sizes, the smallest first."""
     values: Floats
+    """One row for each size, one column for each quantity."""
     order: list[int]
-    """The observation of each size."""
+    """The index of the observation of each size."""
     left_out: Floats
     jumps: Floats
-    """The share of this way that each quantity may go in each place."""
+    """One row for each interval between two sizes, one column for each quantity."""
 
     @classmethod
-    def of(cls, at: Sequence[float], predicted: Floats, values: Floats, visible: Floats) -> Ladder:
-        """The ladder of observations, of which fits of the others say what is `predicted`.
+    def of(
+        cls, sizes: Sequence[float], predicted: Floats, values: Floats, visible: Floats
+    ) -> NeighbourBound:
+        """The bounds by these observations; `predicted` are their leave-one-out predictions.
 
-        Differences of less than `visible` bytes at each do not count.
+        Differences of less than `visible` bytes (one number for each observation) do not count.
         """
-        order = np.argsort(at)
-        sizes, ordered, left_out = np.array(at, float)[order], values[order], predicted.copy()
+        order = np.argsort(sizes)
+        at, ordered, left_out = np.array(sizes, float)[order], values[order], predicted.copy()
         inner = np.arange(1, len(at) - 1)
-        between, higher = _between(sizes, ordered, sizes[inner], inner - 1, inner + 1)
-        above = ordered[inner] - between
-        shares = np.clip(above / np.maximum(higher - between, 1), 0, 1)
+        smooth, higher = _between(at, ordered, at[inner], inner - 1, inner + 1)
+        above = ordered[inner] - smooth
+        shares = np.clip(above / np.maximum(higher - smooth, 1), 0, 1)
         shares[above < visible[order[inner], None]] = 0
-        shares = np.pad(shares, ((1, 1), (0, 0)))  # of the smallest and the largest nothing tells
-        safe = between + np.maximum(shares[:-2], shares[2:]) * (higher - between)
-        # Its neighbours are twice as far apart as those of a size beside it.
-        left_out[order[inner]] = np.minimum(safe, (safe + ordered[inner]) / 2)
+        shares = np.pad(shares, ((1, 1), (0, 0)))  # both ends have one neighbour only
+        bound = smooth + np.maximum(shares[:-2], shares[2:]) * (higher - smooth)
+        # The neighbours of a left-out size are twice as far apart as those of a size next to it.
+        left_out[order[inner]] = np.minimum(bound, (bound + ordered[inner]) / 2)
         jumps = np.maximum(shares[:-1], shares[1:])
-        return cls(sizes, ordered, order.tolist(), left_out, jumps)
+        return cls(at, ordered, order.tolist(), left_out, jumps)
 
     @property
-    def places(self) -> list[list[int]]:
+    def intervals(self) -> list[list[int]]:
         return [list(pair) for pair in pairwise(self.order)]
 
-    def place(self, point: Sequence[float]) -> int:
-        return min(max(bisect_left(self.at, point[0]), 1), len(self.at) - 1) - 1
+    def interval(self, point: Sequence[float]) -> int:
+        return min(max(bisect_left(self.sizes, point[0]), 1), len(self.sizes) - 1) - 1
 
-    def safe(self, point: Sequence[float], row: Floats) -> Floats:
+    def upper_bound(self, point: Sequence[float], row: Floats) -> Floats:
         (x,) = point
-        first, last, beside = self.values[0], self.values[-1], self.place(point)
-        safe: Floats
-        if x <= self.at[0]:
-            safe = np.where(first <= last, first, np.maximum(row, first))
-        elif x > self.at[-1]:
-            line = _line(self.at, self.values, x, beside, beside + 1)
-            safe = np.maximum(np.maximum(row, last), line)
+        first, last, k = self.values[0], self.values[-1], self.interval(point)
+        bound: Floats
+        if x <= self.sizes[0]:
+            bound = np.where(first <= last, first, np.maximum(row, first))
+        elif x > self.sizes[-1]:
+            line = _line(self.sizes, self.values, x, k, k + 1)
+            bound = np.maximum(np.maximum(row, last), line)
         else:
-            between, higher = _between(self.at, self.values, x, beside, beside + 1)
-            safe = between + self.jumps[beside] * (higher - between)
-        return safe
+            smooth, higher = _between(self.sizes, self.values, x, k, k + 1)
+            bound = smooth + self.jumps[k] * (higher - smooth)
+        return bound
 
 
 _Indices = int | npt.NDArray[np.intp]
@@ -139,22 +148,24 @@ _Indices = int | npt.NDArray[np.intp]
 def _between(
     at: Floats, values: Floats, x: float | Floats, left: _Indices, right: _Indices
 ) -> tuple[Floats, Floats]:
-    """What quantities are at most at x between two sizes, unless they jump; and the higher of their
-    values at both sizes. For one x, or for many at once."""
+    """The bound of smooth quantities at x between two sizes, and the higher of both values.
+
+    `x`, `left` and `right` are one number each, or arrays of the same length.
+    """
     last = len(at) - 1
     chord = _line(at, values, x, left, right)
-    before = _line(at, values, x, np.maximum(left - 1, 0), left)
-    after = _line(at, values, x, right, np.minimum(right + 1, last))
+    from_left = _line(at, values, x, np.maximum(left - 1, 0), left)
+    from_right = _line(at, values, x, right, np.minimum(right + 1, last))
     higher = np.maximum(values[left], values[right])
     bend = np.minimum(
-        np.where(_column(left == 0), higher, before),
-        np.where(_column(right == last), higher, after),
+        np.where(_column(left == 0), higher, from_left),
+        np.where(_column(right == last), higher, from_right),
     )
     return np.maximum(chord, np.minimum(bend, higher)), higher
 
 
 def _line(at: Floats, values: Floats, x: float | Floats, i: _Indices, j: _Indices) -> Floats:
-    """The line through two sizes, at x; level through one and the same."""
+    """The line through the values at sizes i and j, evaluated at x; constant if i = j."""
     width = at[j] - at[i]
     share = (x - at[i]) / (width + (width == 0))
     line: Floats = values[i] + _column(share) * (values[j] - values[i])
@@ -162,5 +173,5 @@ def _line(at: Floats, values: Floats, x: float | Floats, i: _Indices, j: _Indice
 
 
 def _column(numbers: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Numbers by which to multiply rows, or by which to choose between them."""
+    """Numbers with a trailing axis, to broadcast over the columns of rows."""
     return np.asarray(numbers)[..., None]

@@ -1,4 +1,4 @@
-"""Several passes before one backward: what is to come when the first begins."""
+"""Predict the size of a step with several forward passes from the size of the first pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MOST_SIZES = 64
 
 
 class MultiPass:
-    """The sizes of steps that begin alike and have several passes (a contrastive loss, a GAN)."""
+    """Observed sizes of steps with several passes (a contrastive loss, a GAN) and one layout."""
 
     def __init__(self, size: InputSize) -> None:
         self.layout = size.layout
@@ -27,18 +27,18 @@ class MultiPass:
         self._shape = Shape.of(list(self._seen))
 
     def expected(self, first: InputSize) -> InputSize:
-        """The size of a step whose first pass has this one.
+        """The expected size of a step with this first pass.
 
-        What was always the same stays so, what has followed from the first does so again; of the
-        rest the largest that was seen is expected.
+        Dimensions of later passes that have always followed from the first pass are computed from
+        it. All others are expected to be as large as the largest observed one.
         """
         known = len(first.dims)
         dims = [*first.dims, *self._largest.dims[known:]]
-        for leader, *others in self._shape.symbols:
-            if leader.position >= known:
+        for symbol, *followers in self._shape.symbols:
+            if symbol.position >= known:
                 continue
-            for member in others:
+            value = first.dims[symbol.position]
+            for member in followers:
                 if member.position >= known:
-                    at = first.dims[leader.position]
-                    dims[member.position] = max(0, round(member.slope * at + member.offset))
+                    dims[member.position] = max(0, round(member.slope * value + member.offset))
         return InputSize(self.layout, tuple(dims))

@@ -1,4 +1,4 @@
-"""What is predicted of a size, and how far it can be relied on."""
+"""A prediction of a step's costs, and how reliable it is."""
 
 from __future__ import annotations
 
@@ -9,39 +9,37 @@ from mimose.costs import InputSize, Profile
 
 
 class State(Enum):
-    """How far a prediction can be relied on."""
+    """How reliable a prediction is."""
 
     UNKNOWN = "unknown"
-    """Nothing was observed that tells what this size costs; at most there is a guess."""
+    """No observation covers this size; there is a guess at most."""
     LEARNING = "learning"
     """A bound, an extrapolation, or a fit of too few observations."""
     TRUSTED = "trusted"
-    """Observed, or fitted with a small leave-one-out error, between sizes that were observed."""
+    """Observed, or fitted with a small leave-one-out error within the range of observed sizes."""
     SUSPECT = "suspect"
-    """Something contradicts it, or memory depends on more than the size."""
+    """A step has contradicted it, or memory depends on more than the input size."""
 
 
 class Surprise(Enum):
-    """What may happen in a step that its plan did not expect."""
+    """An event in a step that its plan did not expect."""
 
-    PEAK_HIGHER = "the peak was higher than predicted"
     UNKNOWN_RUN = "a block ran that the plan does not know"
     OTHER_ORDER = "blocks ran in another order"
     RUNS_SKIPPED = "blocks were skipped"
     OUT_OF_MEMORY = "memory ran out"
-    EVICTED = "kept activations had to be dropped"
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a size costs."""
+    """The predicted costs of one input size."""
 
     profile: Profile
     state: State = State.TRUSTED
     uncertainty: float = 0.0
-    """By how much the real peak may exceed the predicted one, as a share of it."""
+    """By how much the real peak may exceed the predicted one, as a fraction of that."""
     bound_of: InputSize | None = None
-    """For an upper bound, the observed size whose costs these are; None for a prediction."""
+    """The observed larger size whose costs these are, as an upper bound; None for a prediction."""
 
     @property
     def trusted(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which quantities of runs have varied together, where memory depends on more than the size."""
+"""Costs of runs that vary together, for models whose memory depends on more than the input size."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from mimose.costs import StepObservation
 from mimose.estimation.rows import Floats, Mask
 
 _ENOUGH = 8
-"""Observations that it takes to tell."""
+"""The least number of observations to draw conclusions from."""
 _SAME = 0.02
-"""By how much a proportion may vary, as a share of it, to count as the same."""
+"""Costs count as equal up to this relative difference."""
 
 
 class Proportions(NamedTuple):
-    """For each run of a step, by all observations."""
+    """Relations between the costs of runs that held in all observations, for each run of a step."""
 
     as_before: tuple[bool, ...] = ()
-    """Whether it took what the run before it took."""
+    """Whether the run had the same `saved` and `recompute_peak` as the previous run."""
     backward_per_saved: tuple[float, ...] = ()
-    """By how much its backward rose less, at least, for each byte that its forward saved less."""
+    """The least decrease of `backward_peak`, in bytes, for each byte less in `saved`."""
 
     @classmethod
     def of(cls, observations: Sequence[StepObservation]) -> Proportions:
-        """What these have in common; nothing if they are too few."""
+        """The relations that hold in all observations; empty if there are too few."""
         if len(observations) < _ENOUGH:
             return cls()
         saved, spikes, backwards = np.array(
@@ -41,16 +41,16 @@ class Proportions(NamedTuple):
 
 
 def _alike(values: Floats) -> Mask:
-    """Whether each run had the value of the one before it in every observation."""
+    """Whether each run but the first had the value of the previous run in every observation."""
     before, own = values[:, :-1], values[:, 1:]
     alike: Mask = np.all(np.abs(own - before) <= _SAME * own, axis=0)
     return alike
 
 
 def _slopes(saved: Floats, rises: Floats) -> Floats:
-    """The steepest line for each run, from the most that was seen of both down, that no observation
-    lies above."""
-    less, lower = saved.max(0) - saved, rises.max(0) - rises
-    far = less > _SAME * saved.max(0)
-    slopes: Floats = np.where(far, lower / np.where(far, less, 1.0), np.inf).min(0)
+    """For each run, the steepest line down from both maxima that no observation lies above."""
+    saved_less, rises_less = saved.max(0) - saved, rises.max(0) - rises
+    differs = saved_less > _SAME * saved.max(0)
+    ratios = rises_less / np.where(differs, saved_less, 1.0)
+    slopes: Floats = np.where(differs, ratios, np.inf).min(0)
     return np.where(np.isfinite(slopes), slopes, 0.0)

@@ -1,7 +1,7 @@
-"""What is known of a model, kept apart by regime.
+"""One cost model for each regime.
 
-A layer unfrozen, another attention implementation or autocast switched on begins a new chapter, and
-going back to an earlier one needs no observing.
+Unfreezing a layer, another attention implementation or switching on autocast starts a new cost
+model. Going back to an earlier regime needs no new observations.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from mimose.costs import Regime
 from mimose.estimation.cost_model import CostModel
 
 _MOST = 8
+"""Cost models to keep; the one used the longest ago is dropped first."""
 
 
 class CostModels:
@@ -23,25 +24,28 @@ class CostModels:
         self.present: Regime | None = None
 
     def enter(self, regime: Regime) -> tuple[CostModel, str | None]:
-        """What is known in this regime; and if it is a new one, what is different from the last."""
+        """The cost model of this regime; if new, also its difference from the last, in words."""
         former, self.present = self.present, regime
         known = self._known.pop(regime, None)
         cost_model = self._known[regime] = known or CostModel()
-        while len(self._known) > _MOST:  # the one that was left the longest ago
+        while len(self._known) > _MOST:
             del self._known[next(iter(self._known))]
         change = None if known or former is None else _difference(former, regime)
         return cost_model, change
 
     def to_plain(self) -> list[dict[str, Any]]:
-        """All of it, in plain numbers and strings."""
+        """Numbers, strings, lists and dicts, for JSON."""
         return [
             {"regime": regime.to_plain(), "knowledge": cost_model.to_plain()}
             for regime, cost_model in self._known.items()
             if cost_model.observed
         ]
 
-    def take_in(self, plain: list[Mapping[str, Any]], blocks: int) -> None:
-        """Know again, of a model of so many blocks, what `to_plain` gave: all of it or nothing."""
+    def load_plain(self, plain: list[Mapping[str, Any]], blocks: int) -> None:
+        """Load the result of `to_plain` for a model with this number of blocks.
+
+        If any part is invalid, nothing is loaded.
+        """
         cost_models = {
             Regime.from_plain(chapter["regime"]): CostModel.from_plain(chapter["knowledge"], blocks)
             for chapter in plain
@@ -49,7 +53,7 @@ class CostModels:
         self._known.update(cost_models)
 
     def difference_from_others(self) -> str | None:
-        """How the present regime differs from the last other one of which something is known."""
+        """How the present regime differs from the last other regime with observations."""
         others = [r for r, known in self._known.items() if known.observed and r != self.present]
         if self.present is None or not others:
             return None
@@ -57,7 +61,7 @@ class CostModels:
 
 
 def _difference(former: Regime, regime: Regime) -> str | None:
-    """What has changed from one regime to another, in words."""
+    """The changes from one regime to another, in words; None without any."""
     changes = [
         f"{name} was {before or 'off'}, now is {after or 'off'}"
         for name, before, after in (

@@ -1,4 +1,4 @@
-"""Least squares for all quantities at once, each by the features that explain it best."""
+"""Linear least squares for all quantities, each with the features that explain it best."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from mimose.estimation.dimensions import Shape
 from mimose.estimation.rows import Floats
 
 _TELLS_APART = 1e-10
-"""How much of a feature others must leave unexplained, as a share, for it to count."""
+"""Features are collinear if a diagonal element of R (QR) is below this fraction of the largest."""
 _TO_CHOOSE = 2
-"""Observations it takes beyond those that a fit needs, to choose between features."""
+"""Additional observations needed to choose between sets of features."""
 _ROUNDING = 1e-9
-"""Errors that are equal, as a share of the largest value."""
+"""Errors below this fraction of the largest value count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """A fit of all quantities."""
+    """A linear fit of all quantities."""
 
     shape: Shape
     points: list[list[int]]
-    """The varying dimensions of each observation."""
+    """The values of the symbols at each observation."""
     coefficients: Floats
-    """One row a feature, one column a quantity."""
+    """One row for each feature, one column for each quantity."""
     left_out: Floats
-    """What each observation would be predicted as by a fit of all the others."""
+    """Leave-one-out predictions; one row for each observation, one column for each quantity."""
     unexplained: float
-    """What the fits of the others miss, of all quantities that peaks depend on, in bytes."""
+    """The largest leave-one-out error in bytes, summed over all quantities that peaks depend on."""
 
     @classmethod
     def of(cls, shape: Shape, points: list[list[int]], values: Floats) -> Regression | None:
-        """None if the observations are too few, or too much alike to tell features apart."""
+        """The fit; None if there are too few observations, or if their features are collinear."""
         features = np.array([shape.features(point) for point in points])
         choices = shape.choices(features.shape[1])
         distinct, at = _distinct(values) if len(choices) > 1 else (values, slice(None))
@@ -52,7 +52,10 @@ class Regression:
 
 
 def _distinct(values: Floats) -> tuple[Floats, npt.NDArray[np.intp]]:
-    """The columns that differ, of blocks that are much alike; and which of them each one is."""
+    """The distinct columns, and the index of the distinct column for each column.
+
+    Similar blocks have equal columns.
+    """
     distinct, at = np.unique(values, axis=1, return_inverse=True)
     return distinct, at.reshape(-1)
 
@@ -60,10 +63,11 @@ def _distinct(values: Floats) -> tuple[Floats, npt.NDArray[np.intp]]:
 def _fitted(
     features: Floats, choices: Sequence[Sequence[int]], values: Floats
 ) -> tuple[Floats, Floats] | None:
-    """Coefficients of the features, and what fits without it miss of each value.
+    """The coefficients of the features, and the leave-one-out errors of the values.
 
-    Each column of values has the choice of features whose fits of all but one miss the least of
-    that one. What fits without a row miss in it is told by the choice that the others would make.
+    Each column uses the set of features (`choices`) with the smallest maximum of its leave-one-out
+    errors. The error of a row is that of the set which the errors of the other rows would choose.
+    Leave-one-out errors follow from one fit: residual / (1 − leverage).
     """
     scale = np.abs(features).max(0).clip(min=1e-300)
     used = (features / scale)[:, choices].transpose(1, 0, 2)

@@ -1,4 +1,4 @@
-"""A profile's bytes in a row of numbers, so that all of them are fitted at once."""
+"""A profile's bytes as one row of numbers, so that all quantities are fitted at once."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Mask = npt.NDArray[np.bool_]
 
 _QUANTITIES = RunCost._fields[: RunCost._fields.index("nanoseconds")]
 BYTES = len(_QUANTITIES)
-"""How many of a run's costs are bytes. Its times and flags come after them."""
+"""The number of fields of a RunCost in bytes. Times and flags come after them."""
 SAVED = _QUANTITIES.index("saved")
 OF_STEP = 4
-"""How many quantities are of the step, not of a run: the head's two, the tail, the prelude."""
+"""The number of quantities of the step: head_forward, head_backward, tail, prelude."""
 _SUBTRACTED = [name in SUBTRACTED for name in _QUANTITIES]
 _SIGNED = [name in ("boundary", "backward_entry", "between_blocks_peak") for name in _QUANTITIES]
 
 Others = tuple[int, bool, bool, int]
-"""What is not in the row of a run: the costs after its bytes."""
+"""The fields of a RunCost that are not in the row."""
 
 
 @cache
 def signs_of(runs: int) -> Floats:
-    """-1 for each number of a row that is subtracted: the lower it is, the higher is the peak."""
+    """-1 for each number of a row that is subtracted in peaks, 1 for all others."""
     return np.where([*_SUBTRACTED * runs, *[False] * OF_STEP], -1.0, 1.0)
 
 
@@ -39,13 +39,13 @@ def signed(runs: int) -> Mask:
 
 
 def row_of(profile: Profile) -> list[int]:
-    """All that is fitted of a profile, in a row."""
+    """The fitted numbers of a profile: the bytes of each run, then those of the step."""
     row = [number for run in profile.runs for number in run[:BYTES]]
     return [*row, profile.head_forward, profile.head_backward, profile.tail, profile.prelude or 0]
 
 
 def profile_of(size: InputSize, numbers: Sequence[int], others: Sequence[Others]) -> Profile:
-    """The profile that has these numbers in its row."""
+    """The profile with these numbers in its row."""
     runs = [
         RunCost._make((*numbers[k * BYTES : (k + 1) * BYTES], *rest))
         for k, rest in enumerate(others)
@@ -58,14 +58,14 @@ _ANY_SIZE = InputSize((), ())
 
 
 def peaks(fixed: tuple[bool, ...], rows: Floats) -> Floats:
-    """The peaks of each row, all kept and all recomputed."""
+    """The peaks of each row: one column with all runs kept, one with all recomputed."""
     both = [_peaks_of(fixed, tuple(row)) for row in rows.round().astype(int).tolist()]
     return np.array(both, float).reshape(-1, 2)
 
 
 @lru_cache(maxsize=256)
 def _peaks_of(fixed: tuple[bool, ...], row: tuple[int, ...]) -> tuple[int, int]:
-    """The same of one row. Each fit asks for those of all older observations again."""
+    """The peaks of one row. Cached, because each fit needs those of all observations."""
     profile = profile_of(_ANY_SIZE, row, [(0, stays, False, 0) for stays in fixed])
     kept, recomputed = [Option.KEEP] * len(fixed), [Option.RECOMPUTE] * len(fixed)
     return max(1, peak(profile, kept)), max(1, peak(profile, recomputed))

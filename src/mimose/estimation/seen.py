@@ -1,4 +1,4 @@
-"""The sizes that were observed: which others lie between them, and what they bound."""
+"""The range of observed sizes, and the bounds that observations give for other sizes."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from mimose.estimation.dimensions import Shape
 from mimose.estimation.rows import Floats, Mask
 
 _NEAR = 0.01
-"""How far outside those observed a size may be, as a share, to count as between them."""
+"""Sizes up to this fraction outside the observed range count as within it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Observed sizes and what they cost."""
+    """Observed sizes and their costs."""
 
     points: Floats
-    """The varying dimensions, one row an observation."""
+    """The values of the symbols, one row for each observation."""
     values: Floats
-    """One row an observation, one column a quantity."""
+    """One row for each observation, one column for each quantity."""
     low: list[float]
-    """The least of each extent (`Shape.extent`)."""
+    """The minimum of each number of `Shape.extent`."""
     high: list[float]
+    """The maximum of each number of `Shape.extent`."""
     grows: Mask
-    """Which quantities were never less at a larger size. Others are: what is left after the blocks,
-    above what was there before them."""
+    """Which quantities were never smaller at a larger size. The tail may be smaller, for example:
+    memory after the blocks, above the memory in use before them."""
 
     @classmethod
     def of(cls, shape: Shape, points: Sequence[Sequence[int]], values: Floats) -> Seen:
@@ -40,20 +41,23 @@ class Seen:
         return cls(at, values, [*map(min, extents)], [*map(max, extents)], grows)
 
     def beyond(self, extent: Sequence[float]) -> float:
-        """How far a size lies beyond the largest, as a share of it."""
+        """How far a size is beyond the largest observed one, as a fraction of it."""
         both = zip(extent, self.high, strict=True)
         return max(0.0, *((x - high) / max(high, 1) for x, high in both))
 
     def between(self, extent: Sequence[float]) -> bool:
-        """Whether a size lies between those observed, or next to them."""
+        """Whether a size is within the observed range, or just outside."""
         above = all(x >= low * (1 - _NEAR) for x, low in zip(extent, self.low, strict=True))
         return above and self.beyond(extent) <= _NEAR
 
     def within_neighbours(
         self, point: Sequence[float], row: Floats, capped: Mask, floored: Mask
     ) -> Floats:
-        """The row, no more than at any larger size and no less than at any smaller one: memory
-        grows with size, and where sizes lie close together, a fit may bend far away from them."""
+        """The row, clipped to the values of the next larger and smaller observed sizes.
+
+        Memory grows with the size, but a fit of sizes that are close together may bend. Growing
+        quantities among `capped` have an upper limit; `floored` and growing ones a lower limit.
+        """
         larger, smaller = (self.points >= point).all(1), (self.points <= point).all(1)
         if larger.any():
             row = np.where(capped & self.grows, np.minimum(row, self.values[larger].min(0)), row)

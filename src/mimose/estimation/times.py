@@ -1,4 +1,4 @@
-"""How long a run's recompute and its backward take, at any size."""
+"""Predict the time of a run's recompute and of its backward at any size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mimose.costs import RunCost, StepObservation
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Times in nanoseconds, for each run a line in the bytes that it saves."""
+    """Times in nanoseconds, as a linear function of the bytes that the run saves."""
 
     recompute: _Lines
     backward: _Lines
@@ -28,7 +28,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """A line for each run."""
+    """A line fitted for each run: base + slope × saved bytes."""
 
     base: list[float]
     slope: list[float]
@@ -38,25 +38,25 @@ class _Lines:
         cls, observations: Sequence[StepObservation], time_of: Callable[[RunCost], int]
     ) -> _Lines:
         saved = np.array([[run.saved for run in o.runs] for o in observations], float)
-        took = np.array([[time_of(run) for run in o.runs] for o in observations], float)
+        times = np.array([[time_of(run) for run in o.runs] for o in observations], float)
         deviation = saved - saved.mean(0)
         spread = (deviation**2).sum(0)
-        rise = (deviation * (took - took.mean(0))).sum(0)
+        rise = (deviation * (times - times.mean(0))).sum(0)
         slope = np.maximum(np.divide(rise, spread, out=np.zeros_like(rise), where=spread > 0), 0)
-        base = np.maximum(took.mean(0) - slope * saved.mean(0), 0)
+        base = np.maximum(times.mean(0) - slope * saved.mean(0), 0)
         return cls(base.tolist(), slope.tolist())
 
     def nanoseconds(self, run: int, saved_bytes: int) -> int:
-        """How long a run takes that saves so much."""
+        """The time of a run that saves this many bytes."""
         return round(self.base[run] + self.slope[run] * saved_bytes)
 
 
 def with_shared_times(observation: StepObservation) -> StepObservation:
-    """The same, with the median times for all runs that save the same: copies of one block."""
+    """A copy in which similar runs (saved bytes within 0.5 %) have the median of their times."""
     groups: dict[int, list[int]] = {}
     for k, run in enumerate(observation.runs):
-        near = (at for at in groups if abs(at - run.saved) <= 0.005 * at)
-        groups.setdefault(next(near, run.saved), []).append(k)
+        similar = (saved for saved in groups if abs(saved - run.saved) <= 0.005 * saved)
+        groups.setdefault(next(similar, run.saved), []).append(k)
     runs = list(observation.runs)
     for members in groups.values():
         median = round(statistics.median(runs[k].nanoseconds for k in members))

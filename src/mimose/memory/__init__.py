@@ -16,10 +16,12 @@ from mimose.memory.allocator import (
     refuse_allocator_choice,
 )
 from mimose.memory.clock import Clock
-from mimose.memory.host_arena import HostArena, PinningError
-from mimose.memory.host_copies import CopyState, CopyTimes, HostCopy, HostMemory
+from mimose.memory.copy_streams import CopyTimes
+from mimose.memory.host_arena import HostArena
+from mimose.memory.host_copies import CopyState, HostCopy, HostMemory
 from mimose.memory.host_limit import free_host_bytes, host_limit, parse_host_memory
 from mimose.memory.host_link import LinkSpeed
+from mimose.memory.host_segment import PinningError
 from mimose.memory.meters import Meter, Reading, meter_for
 from mimose.memory.reserve import Reserve, reserve_for
 

@@ -1,4 +1,4 @@
-"""How much host memory activations may take."""
+"""The limit on host memory for activations."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from mimose.errors import ArgumentError, BudgetError
 from mimose.units import parse_budget, text_of
 
-_SHARE = 4
-"""`"auto"` takes at most one part in so many of what is free: data loaders need memory, too."""
+_AUTO_DIVISOR = 4
+"""`"auto"` takes the free memory divided by this: data loaders need memory, too."""
 _CAP_IPC_LOCK = 14
 """The capability that lifts the limit on locked memory."""
 
@@ -41,49 +41,49 @@ def parse_host_memory(value: int | str) -> int | None:
             f"host_memory={value!r}: a share of the host is not supported; write 'auto', '16GiB', "
             "or a number of bytes"
         )
-    present = physical_bytes()
-    if budget.total_bytes > present:
+    physical = physical_bytes()
+    if budget.total_bytes > physical:
         raise ArgumentError(
-            f"host_memory={value!r} is more than the {text_of(present)} that this machine has"
+            f"host_memory={value!r} is more than the {text_of(physical)} that this machine has"
         )
     return budget.total_bytes
 
 
-def host_limit(asked: int | None, device: torch.device) -> int:
-    """The bytes that activations may take on the host of this device; 0 if none.
+def host_limit(requested: int | None, device: torch.device) -> int:
+    """The bytes of host memory that activations of this device may take; 0 if none.
 
-    A device that shares its memory with the host gains nothing by moving. On a CPU, where all
-    memory is the host's, activations are only moved if that was asked for, to try it out.
+    `requested` is None for "auto". A device that shares its memory with the host gains nothing from
+    moving activations. On a CPU, "auto" means 0: moving is possible there for trials only.
     """
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         if getattr(properties, "is_integrated", 0):
             return 0
-        return automatic_limit() if asked is None else asked
-    return (asked or 0) if device.type == "cpu" else 0
+        return automatic_limit() if requested is None else requested
+    return (requested or 0) if device.type == "cpu" else 0
 
 
 def physical_bytes() -> int:
-    """The memory of the machine, or of the container that this process is in."""
-    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([present, *(limit for limit, _ in _cgroups())])
+    """The memory of the machine, or of the container if its limit is lower."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(limit for limit, _ in _cgroups())])
 
 
 def free_host_bytes() -> int:
-    """What is free on the machine, or left under the limits of this process's control groups."""
+    """Free memory of the machine, or less if a limit of this process's control groups is nearer."""
     return min([_available(), *(limit - used for limit, used in _cgroups())])
 
 
 def automatic_limit() -> int:
-    """A quarter of what is free, shared by the processes that train on this machine."""
+    """A quarter of the free memory, divided among the training processes of this machine."""
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
-    share = max(0, free_host_bytes()) // _SHARE // ranks
+    share = max(0, free_host_bytes()) // _AUTO_DIVISOR // ranks
     lockable = _lockable()
     return share if lockable is None else min(share, lockable)
 
 
 def _available() -> int:
-    """What the system could give to new processes without swapping."""
+    """Memory that new processes could get without swapping."""
     with suppress(OSError):
         found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
         if found:
@@ -92,23 +92,23 @@ def _available() -> int:
 
 
 def _cgroups() -> Iterator[tuple[int, int]]:
-    """The limit and the use of each control group around this process, as far as it can be read."""
+    """The (limit, usage) in bytes of each readable control group that this process belongs to."""
     root = Path("/sys/fs/cgroup")
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
-                yield from _along(root, path, "memory.max", "memory.current")
+                yield from _group_and_parents(root, path, "memory.max", "memory.current")
             elif "memory" in controllers.split(","):
                 names = "memory.limit_in_bytes", "memory.usage_in_bytes"
-                yield from _along(root / "memory", path, *names)
+                yield from _group_and_parents(root / "memory", path, *names)
 
 
-def _along(root: Path, path: str, limit: str, used: str) -> Iterator[tuple[int, int]]:
-    """The readable limits of a group and of those that it lies in."""
+def _group_and_parents(root: Path, path: str, limit: str, used: str) -> Iterator[tuple[int, int]]:
+    """The readable limits and usages of a control group and of its parents."""
     folder = root / path.lstrip("/")
     for group in (folder, *folder.parents):
-        with suppress(OSError, ValueError):  # "max" is no number: no limit
+        with suppress(OSError, ValueError):  # "max" means no limit
             yield int((group / limit).read_text()), int((group / used).read_text())
         if group == root:
             return

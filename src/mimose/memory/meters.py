@@ -73,7 +73,7 @@ class Meter(ABC):
 
     @abstractmethod
     def _read(self) -> Reading:
-        """What the device tells, with peaks since any meter was reset."""
+        """The device's reading, with peaks since any meter was reset."""
 
     @abstractmethod
     def _reset(self) -> None:

@@ -1,7 +1,7 @@
-"""From a prediction and a number of bytes to a plan.
+"""From a profile and a number of bytes to a plan: the paper's scheduler.
 
-Planners, one file an idea; the plan itself; the cache that hands plans out again. Knows neither
-torch nor where predictions come from.
+Plans, the plan cache, and planners (one file for each idea). Knows neither torch nor where profiles
+come from.
 """
 
 from mimose.planning.plan import NO_PLAN, Plan

@@ -1,4 +1,4 @@
-"""The cache that hands plans out again."""
+"""Cache plans by the conditions that they were made for."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from mimose.planning.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class CachedPlan:
-    """A plan, and its choices by run, ready for use."""
+    """A plan in the form that steps use: its choices by run, and how far to rely on it."""
 
     plan: Plan
     choices: dict[Run, Option]
     """In the order of the pattern; shared between steps, and never written to."""
     profile: Profile | None = None
-    """What the plan was made from."""
+    """The profile that the plan was made from."""
     guarded: frozenset[Run] = frozenset()
-    """Kept runs whose forward comes near the limit."""
+    """Kept runs whose forward peaks near the limit: if one runs out of memory, it is recomputed."""
     exact: bool = True
-    """Whether its costs are predicted for its size, rather than bounded by those of others."""
+    """Whether its profile is predicted for its size, rather than the bound by a larger size."""
     state: State = State.TRUSTED
-    """How far the prediction that it was made from can be relied on."""
+    """The state of the prediction that the plan was made from."""
 
     @property
     def trusted(self) -> bool:
@@ -42,9 +42,9 @@ class CachedPlan:
         exact: bool = True,
         state: State = State.TRUSTED,
     ) -> CachedPlan:
-        """A plan for steps of this pattern.
+        """The cached form of a plan for steps with this pattern.
 
-        Kept runs that take the step beyond `near_bytes` in their forward are guarded.
+        Kept runs whose forward peaks above `near_bytes` are guarded.
         """
         guarded: frozenset[Run] = frozenset()
         if plan.peak_bytes > near_bytes:
@@ -56,7 +56,7 @@ class CachedPlan:
 
 
 class PlanCache:
-    """Plans by what they were made for; the least recently used one goes first."""
+    """Plans by key; the least recently used one is dropped first."""
 
     def __init__(self, capacity: int = 512) -> None:
         self._plans: OrderedDict[Hashable, CachedPlan] = OrderedDict()
@@ -68,7 +68,7 @@ class PlanCache:
         return len(self._plans)
 
     def get(self, key: Hashable) -> CachedPlan | None:
-        """The plan for `key`, if there is one."""
+        """The plan for a key; None if there is none."""
         plan = self._plans.get(key)
         if plan is not None:
             self.hits += 1
@@ -76,12 +76,12 @@ class PlanCache:
         return plan
 
     def put(self, key: Hashable, cached: CachedPlan) -> None:
-        """Remember a new plan."""
+        """Store a new plan."""
         self.misses += 1
         self._plans[key] = cached
         if len(self._plans) > self._capacity:
             self._plans.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget every plan; the counts stay."""
+        """Drop all plans; the counts of hits and misses stay."""
         self._plans.clear()

@@ -82,7 +82,7 @@ class Outlook:
         prediction = self.predict(size)
         if prediction is not None and prediction.bound_of is None:
             return prediction
-        if not self.cost_model.beyond(size):
+        if not self.cost_model.exceeds_observed(size):
             return None
         return self._in_typical_step(self.cost_model.extrapolate(size), size)
 

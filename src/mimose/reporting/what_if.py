@@ -108,7 +108,7 @@ def forecast(
         largest=str(largest),
         uncertainty=known[largest].uncertainty,
         sizes=len(known),
-        extrapolated_share=sum(shares[s] for s in known if outlook.cost_model.beyond(s)),
+        extrapolated_share=sum(shares[s] for s in known if outlook.cost_model.exceeds_observed(s)),
         unknown_share=sum(weights[s] for s in weights if s not in known) / total,
         dimension=lengths.pattern if lengths else None,
     )

@@ -13,7 +13,6 @@ from mimose.tensors.batch_size import (
 from mimose.tensors.gradients import Gradients
 from mimose.tensors.nested import (
     allocated_bytes,
-    argument_bytes,
     argument_tensors,
     bytes_of,
     local_tensor,
@@ -36,7 +35,6 @@ __all__ = [
     "PreviousOutputs",
     "SizeFunction",
     "allocated_bytes",
-    "argument_bytes",
     "argument_names",
     "argument_tensors",
     "bytes_of",

@@ -66,11 +66,6 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
         return sum(sum(storage_bytes(tensor).values()) for tensor in tensors)
 
 
-def argument_bytes(args: Any, kwargs: Any) -> int:
-    """The bytes of the tensors among a call's arguments."""
-    return bytes_of(argument_tensors(args, kwargs))
-
-
 def storage_bytes(value: Any) -> dict[int, int]:
     """The bytes that each storage of the tensors in a value takes. Views of one count once."""
     return {key: allocated_bytes(storage) for key, storage in storages_in(value).items()}

@@ -219,7 +219,7 @@ class Engine:
         now.announced = now.latest_size = size
         now.in_use_before = None
         cost_model = self.scheduler.cost_model
-        if self.setting is not None and cost_model.curious(cost_model.whole(size)):
+        if self.setting is not None and cost_model.worth_observing(cost_model.expected_size(size)):
             now.in_use_before = self.setting.meter.read().in_use
 
     def _look_for_rebuilt(self) -> None:
@@ -310,7 +310,7 @@ class Engine:
         setting.history.step_begins(reading)
         setting.host.read_times()
         began = time.perf_counter()
-        whole = self.scheduler.cost_model.whole(size)
+        whole = self.scheduler.cost_model.expected_size(size)
         around = self._overlap.around(setting.device)
         decision = self._decide(whole, reading, around)
         step = self._step(decision, size, whole, reading)

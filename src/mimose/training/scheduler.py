@@ -108,14 +108,14 @@ class Scheduler:
         trusted = cached.trusted
         # A larger size's costs are not this one's, but what fits by them does fit.
         safe = trusted or (not cached.exact and cached.plan.fits)
-        observed = calm and not trusted and cost_model.curious(size)
+        observed = calm and not trusted and cost_model.worth_observing(size)
         decision = Decision(
             cached,
             key.available_bytes,
             key,
             new,
             observed=observed,
-            measured=observed or not (safe or (may_evict and not cost_model.teaches(size))),
+            measured=observed or not (safe or (may_evict and not cost_model.worth_measuring(size))),
             evictable=may_evict and (observed or not safe),
         )
         if decision.observed:
@@ -141,7 +141,7 @@ class Scheduler:
             missing,
             least + setting.gradients.bytes_cleared_late(missing),
             bool(cost_model.retained),
-            cost_model.later_bytes,
+            cost_model.later_backward_bytes,
             cost_model.version,
             self.strictness,
             setting.bracket(beside_bytes)[1] if beside_bytes else 0,
@@ -274,7 +274,7 @@ class Scheduler:
             return None
         available = _room(key.available_bytes, prediction)
         plan = Plan.of(profile, self._rest(profile, done, available), key.available_bytes)
-        if self.cost_model.beyond(size) and not plan.fits:
+        if self.cost_model.exceeds_observed(size) and not plan.fits:
             return None
         return self._ready(setting, plan, pattern, profile, key, prediction)
 
@@ -324,10 +324,10 @@ class Scheduler:
             cost_model.note_planned(step.expected)
         cost_model.skips.note(step.calls.skipped)
         if step.calls.out_of_order:
-            cost_model.orders_vary()
+            cost_model.assume_any_order()
         for surprise in step.surprises:
             if surprise not in (Surprise.RUNS_SKIPPED, Surprise.OTHER_ORDER):
-                cost_model.surprised(surprise)
+                cost_model.surprised()
         if step.surprises or step.tried_blocks or not step.trusted or real_rise is None:
             return
         predicted_rise = step.predicted_peak - step.start.in_use
@@ -346,7 +346,7 @@ class Scheduler:
         `planned_with` is what the step's plan already had for it.
         """
         if real > before and self.cost_model.retained:
-            self.cost_model.note_later(planned_with + real - before)
+            self.cost_model.note_later_backward(planned_with + real - before)
 
     def failed(self, step: Step) -> None:
         """A step has run out of memory: is what it was planned from still true?"""
@@ -370,7 +370,7 @@ class Scheduler:
 
     def take_in(self, plain: list[Mapping[str, Any]], blocks: int) -> None:
         """Know again, of a model of so many blocks, what `to_plain` gave: all of it or nothing."""
-        self._cost_models.take_in(plain, blocks)
+        self._cost_models.load_plain(plain, blocks)
         self.cache.clear()
         if self.regime is not None:
             self.enter(self.regime)

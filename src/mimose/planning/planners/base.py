@@ -1,4 +1,4 @@
-"""What every planner is."""
+"""The interface of planners."""
 
 from __future__ import annotations
 
@@ -13,4 +13,5 @@ class Planner(ABC):
 
     @abstractmethod
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
-        """Choose an option for each run; the step may rise `available_bytes` above its start."""
+        """Choose an option for each run so that the step peaks at most `available_bytes` above its
+        start."""

@@ -1,4 +1,4 @@
-"""Choices that may use host memory, compared by the exact timeline."""
+"""The best plan found so far in a search, and improvements of it by small changes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mimose.planning.planners.pareto import NO_BOUND, may_use
 Choices = tuple[Option, ...]
 
 _NEGLIGIBLE = 0.002
-"""The share of a step's time for which a better plan is not looked for."""
+"""A smaller gain, as a fraction of the step's time, is not worth searching for."""
 
 
 class Candidates:
-    """The best choices so far for a profile with a link."""
+    """The best choices so far for a profile with a link, compared by the exact timeline."""
 
     def __init__(self, profile: Profile, available: int) -> None:
         assert profile.link is not None
@@ -24,15 +24,15 @@ class Candidates:
         self._profile, self._available = profile, available
         self.best: Choices | None = None
         self.least = (NO_BOUND, 0)
-        """The time of the best choices, and the bytes that they move."""
+        """The extra time of the best choices, and the bytes that they move."""
         self._costs = [
             {cost.option: cost for cost in run.menu if may_use(profile, cost.option)}
             for run in profile.runs
         ]
         self.saved: dict[int, OptionCost] = {}
-        """Runs that can be saved on the host."""
+        """The cost of each run that can be saved on the host."""
         self.inputs: dict[int, OptionCost] = {}
-        """Runs that can be recomputed from an input on the host."""
+        """The cost of each run that can be recomputed from an input on the host."""
         for k, run in enumerate(profile.runs[:-1]):
             on_host, from_host = run.saved_on_host(), run.recomputed_from_host()
             for costs, cost in ((self.saved, on_host), (self.inputs, from_host)):
@@ -40,13 +40,13 @@ class Candidates:
                     costs[k] = self._costs[k][cost.option] = cost
         self.recomputable = [k for k, costs in enumerate(self._costs) if Option.RECOMPUTE in costs]
         self._shares_outputs = any(run.output_saved for run in profile.runs)
-        again = {k: self._costs[k][Option.RECOMPUTE] for k in self.recomputable}
-        self.least_time = LeastTime(profile, available, again)
+        recomputes = {k: self._costs[k][Option.RECOMPUTE] for k in self.recomputable}
+        self.least_time = LeastTime(profile, available, recomputes)
         self.step_nanoseconds = _step_nanoseconds(profile)
         self.negligible = round(_NEGLIGIBLE * self.step_nanoseconds)
-        """Time that is not worth looking for a better plan."""
-        first = min([*self.saved, *self.inputs], default=len(profile.runs))
-        self._enough = self.least_time.overall(first) + self.negligible
+        """A gain in nanoseconds that is not worth searching for."""
+        first_movable = min([*self.saved, *self.inputs], default=len(profile.runs))
+        self._good_enough = self.least_time.overall(first_movable) + self.negligible
 
     def moments(self, choices: Choices) -> Moments:
         """The timeline of these choices."""
@@ -56,8 +56,11 @@ class Candidates:
         return Moments(self._profile, costs)
 
     def offer(self, choices: Choices) -> bool:
-        """Take these choices if they fit, and take less time than the best so far, or the same time
-        and move less."""
+        """Make these choices the best if they fit and beat the best so far.
+
+        They beat it with less time, or with the same time and fewer moved bytes. Returns whether
+        they do.
+        """
         moments = self.moments(choices)
         moved = sum([transfer.moved_bytes for transfer in moments.schedule.transfers])
         value = moments.extra_nanoseconds, moved
@@ -68,7 +71,7 @@ class Candidates:
         return True
 
     def recompute_time(self, choices: Choices) -> int:
-        """The time of recomputes alone."""
+        """The time of the recomputes, without waiting for transfers."""
         costs = zip(self._costs, choices, strict=True)
         return sum([costs[option].nanoseconds for costs, option in costs])
 
@@ -91,11 +94,11 @@ class Candidates:
 
     @property
     def good_enough(self) -> bool:
-        """Whether no choices can be much better than the best so far."""
-        return self.least[0] <= self._enough
+        """Whether no choices can be noticeably better than the best so far."""
+        return self.least[0] <= self._good_enough
 
     def polish(self, changes: int) -> None:
-        """Change one choice, or two, as long as that is better; so many changes at most."""
+        """Change one choice or two as long as that is better; try at most `changes` changes."""
         improved = self.best is not None
         while improved and self.best is not None:
             improved = False
@@ -108,8 +111,11 @@ class Candidates:
                     break
 
     def _neighbours(self, choices: Choices) -> Iterator[Choices]:
-        """Choices that differ in one run or two, and might be better by their recomputes and by
-        what they hold when the backward begins."""
+        """Choices that differ in one run or two and may be better.
+
+        Those that are too slow by their recomputes alone, or hold too much when the backward
+        begins, are left out.
+        """
         now = [costs[option] for costs, option in zip(self._costs, choices, strict=True)]
         time = sum(cost.nanoseconds for cost in now)
         room = self._available - self._profile.head_backward

@@ -25,8 +25,8 @@ class Greedy(Planner):
     covers it is taken, judged by the member that would be taken, and just the excess is enough: one
     layer suffices where one can, and no larger one than needed.
 
-    It knows nothing of spikes, of the order in which memory is used or of what a recompute itself
-    needs, so its plans may exceed the budget: that is part of what it is here to show.
+    It ignores peaks inside a block, the order in which memory is used, and the memory that a
+    recompute itself needs. So its plans may exceed the budget, which comparisons are meant to show.
     """
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
@@ -51,7 +51,7 @@ def excess_of(profile: Profile, available_bytes: int) -> int:
 
 
 def buckets_of(profile: Profile) -> list[list[tuple[int, RunCost]]]:
-    """Largest bytes first; within a bucket, the order of execution."""
+    """Buckets of (index, run), the largest bytes first; in a bucket, in order of execution."""
     runs = [(k, run) for k, run in enumerate(profile.runs) if not run.fixed]
     buckets: list[list[tuple[int, RunCost]]] = []
     largest = 0

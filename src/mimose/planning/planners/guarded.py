@@ -1,4 +1,4 @@
-"""A user's own planner, whose mistakes must not end a run."""
+"""Guard training against errors of a user's own planner."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ log = logging.getLogger("mimose")
 
 @final
 class Guarded(Planner):
-    """Calls another planner; where that raises or returns no valid plan, every block is recomputed.
+    """Calls another planner. If that raises or returns no valid plan, every block is recomputed.
 
-    A warning says so once. Training goes on within the budget, slower than it could be.
+    Warns once. Training continues within the budget, but slower than necessary.
     """
 
     def __init__(self, inner: Planner) -> None:
         self.inner = inner
-        self._told = False
+        self._warned = False
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
         try:
@@ -35,12 +35,12 @@ class Guarded(Planner):
             log.debug("the planner's error", exc_info=True)
         if problem is None:
             return plan
-        self._tell(problem)
+        self._warn_once(problem)
         return RecomputeAll().plan(profile, available_bytes)
 
-    def _tell(self, problem: str) -> None:
-        if not self._told:
-            self._told = True
+    def _warn_once(self, problem: str) -> None:
+        if not self._warned:
+            self._warned = True
             warn(
                 f"planner {type(self.inner).__name__} {problem}: every block is recomputed where "
                 "that happens. Return Plan.of(profile, choices, available_bytes) with a choice "

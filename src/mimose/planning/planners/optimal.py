@@ -1,4 +1,4 @@
-"""The least extra time that fits."""
+"""The default planner: the least extra time that fits."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from mimose.planning.planners.with_transfers import with_transfers
 class Optimal(Planner):
     """The plan with the least extra time whose timeline fits.
 
-    One scan over the runs in forward order finds it exactly, as long as bytes stay on the device
-    (`pareto.py`). Equal blocks make that quick: one prefix for each number of blocks kept. Among
-    plans of equal time the earlier block is recomputed, since what is kept early burdens all that
-    follows.
+    Without a link to the host, one scan over the runs in forward order finds it exactly
+    (`pareto.py`), and finds a plan whenever one fits. Equal blocks make the scan fast: there is one
+    prefix for each number of kept blocks. Of plans with equal time, the one that recomputes earlier
+    blocks is chosen, since bytes kept early are in use for all later blocks.
 
-    With a link to the host, which runs move is searched around the scan (`with_transfers.py`). That
-    is not exact, but nearly always within 2 % of the best step time. The plan never takes more time
-    than without the link, and it is the same where transfers gain next to nothing. The search takes
-    about 1 % of the step's time at most, and is the less thorough the shorter the step is.
+    With a link, a search around the scan chooses the runs whose bytes move (`with_transfers.py`).
+    It is not exact, but nearly always within 2 % of the best step time. The plan never takes more
+    time than without the link, and is the same if transfers gain almost nothing. The search takes
+    at most about 1 % of the step's time: the shorter the step, the less thorough it is.
 
-    Without a link it finds a plan whenever one fits. If nothing fits, everything is recomputed that
-    saves anything; or, with a link, whatever needs the least memory.
+    If nothing fits, every run is recomputed for which that saves memory; with a link, the plan with
+    the smaller peak of this one and `strictest` is used.
     """
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
@@ -36,15 +36,18 @@ class Optimal(Planner):
             choices = with_transfers(profile, available_bytes, choices)
         if choices is not None:
             return Plan.of(profile, choices, available_bytes)
-        # Nothing fits: what would save nothing is not recomputed either.
-        helps = Plan.of(profile, map(_strictest_that_helps, profile.runs), available_bytes)
+        recomputed = Plan.of(profile, map(_recompute_if_smaller, profile.runs), available_bytes)
         if profile.link is None:
-            return helps
-        return min(helps, strictest(profile, available_bytes), key=lambda plan: plan.peak_bytes)
+            return recomputed
+        return min(
+            recomputed, strictest(profile, available_bytes), key=lambda plan: plan.peak_bytes
+        )
 
 
-def _strictest_that_helps(run: RunCost) -> Option:
-    """The last option of the menu, unless the first one takes no more memory, here or later."""
-    first, last = run.menu[0], run.menu[-1]
-    need, least = max(first[1:3]), max(last[1:3])
-    return last.option if first.backward_held > 0 or need > least else first.option
+def _recompute_if_smaller(run: RunCost) -> Option:
+    """The last option of the menu, unless the first one takes no more memory during the step."""
+    keep, recompute = run.menu[0], run.menu[-1]
+    lower_peak = max(recompute.forward_peak, recompute.backward_peak) < max(
+        keep.forward_peak, keep.backward_peak
+    )
+    return recompute.option if keep.backward_held > 0 or lower_peak else keep.option

@@ -1,14 +1,17 @@
-"""The cheapest choices that fit, found in one scan over the runs.
+"""Find the cheapest choices that fit, in one scan over the runs.
 
-Later runs feel a single number of earlier choices, the bytes held so far, and less is never worse;
-so of all prefixes only those matter that no other prefix beats in both held bytes and time (a
-Pareto front). A prefix that cannot be completed is dropped; one from which all the rest can take
-their first choice is completed at once, and bounds the others.
+A prefix is a choice of options for the first runs. All that later runs depend on is the bytes that
+a prefix holds, and less is never worse. So only the Pareto front of prefixes matters: those that no
+other prefix beats in both held bytes and time. A prefix that cannot be completed within the
+available bytes is dropped. A prefix after which all other runs can be kept is complete, and its
+time bounds the others.
 
-The time is exact while the front stays under some thousands of prefixes, as it does even for 96
-blocks that all differ; past that, within 0.5 % of exact. Under autocast runs hold a little less in
-the forwards than in the backwards. Prefixes carry both numbers and are checked against both, but
-compared by the latter alone: exact where the casts of blocks are equal.
+The result is exact up to 4,096 prefixes in the front, which even 96 different blocks do not exceed;
+beyond that its time is within 0.5 % of the best.
+
+Under autocast, runs hold slightly less in the forwards than in the backwards. Prefixes have both
+numbers, and both are checked against the available bytes. But prefixes are compared by the bytes
+held in the backwards alone, which is exact only if the casts of all blocks are equal.
 """
 
 from __future__ import annotations
@@ -22,23 +25,24 @@ import numpy as np
 from mimose.costs import Option, Profile
 
 _FEW = 24
-"""Up to this many prefixes plain lists are faster than arrays."""
+"""Up to this many prefixes, lists are faster than arrays."""
 
 _MANY = 4096
-"""Beyond this many prefixes, those that differ by next to nothing in time are thinned out."""
+"""Above this number of prefixes, those with almost the same time are thinned out."""
 
 NO_BOUND = 1 << 62
 
 _THINNING = 0.005
-"""The share of the best known time that thinning may cost over the whole scan."""
+"""The most time that thinning may cost in a whole scan, as a fraction of the best time so far."""
 
 
 class Choice(NamedTuple):
-    """One option of a run, as far as it matters here."""
+    """One option of a run: the numbers that the scan needs."""
 
     forward_need: int
-    """Bytes in its forward, beyond those held by earlier runs."""
+    """Peak of its forward, without the bytes held by earlier runs."""
     backward_need: int
+    """Peak of its backward, without the bytes held by earlier runs."""
     forward_held: int
     backward_held: int
     time: int
@@ -47,27 +51,29 @@ class Choice(NamedTuple):
 
 Menu = list[Choice]
 _Limit = tuple[int, int]
-"""The most that may be held, in the forwards and in the backwards."""
+"""The most bytes that earlier runs may hold in the forwards, and in the backwards."""
 
 
 @dataclass(slots=True)
 class _Front:
-    """Prefixes that no other beats, by rising held bytes and falling time, with their parents.
+    """The Pareto front of prefixes of one length, sorted by rising held bytes and falling time.
 
-    Five lists, or five arrays where they are long.
+    Each attribute is a list, or an array if the front is long, with one element for each prefix.
     """
 
     held: Any
-    """In the backwards."""
+    """Bytes held in the backwards."""
     in_forward: Any
-    spent: Any
+    """Bytes held in the forwards."""
+    time: Any
     parent: Any
+    """The index, in the front before, of the prefix without its last choice."""
     chosen: Any
-    """The index in the menu of the choice that was made last."""
+    """The index of its last choice in the menu."""
 
 
 def may_use(profile: Profile, option: Option) -> bool:
-    """Whether plans may choose this option: an input on the host needs a recompute."""
+    """Whether plans may choose this option; an input on the host also needs RECOMPUTE."""
     if option is Option.KEEP or profile.link is None:
         return not option.moves
     allowed = profile.link.options
@@ -75,7 +81,7 @@ def may_use(profile: Profile, option: Option) -> bool:
 
 
 def menus_of(profile: Profile) -> list[Menu]:
-    """The options of each run whose costs are local: those that move nothing."""
+    """The options of each run that move nothing, so that their costs depend on this run only."""
     base, menus = 0, []
     for run in profile.runs:
         base += run.boundary
@@ -99,74 +105,78 @@ def menus_of(profile: Profile) -> list[Menu]:
 def cheapest(
     menus: list[Menu], profile: Profile, available: int, below: int = NO_BOUND
 ) -> tuple[Option, ...] | None:
-    """The choices that fit and take the least time; None if nothing fits that takes less than
-    `below`. Of the profile, the menus stand for the runs."""
+    """The choices from these menus that fit and take the least time.
+
+    None if no choices fit that take less than `below`. Of the profile, only the head and the tail
+    are used.
+    """
     if profile.tail > available:
         return None
-    can_keep_all = _limits_of_keeping_all(menus, profile, available)
-    if min(can_keep_all[0]) >= 0:
+    keep_limits = _limits_to_keep_rest(menus, profile, available)
+    if min(keep_limits[0]) >= 0:
         return tuple(menu[0].option for menu in menus)
-    beginning = _shortest_beginning(menus, available, can_keep_all)
-    if beginning is not None and _nothing_less_fits(menus, profile.head, available, beginning):
+    beginning = _shortest_beginning(menus, available, keep_limits)
+    if beginning is not None and _is_least_time(menus, profile.head, available, beginning):
         return tuple(menu[-1 if k < beginning else 0].option for k, menu in enumerate(menus))
-    can_finish = _limits_of_finishing(menus, profile, available)
+    finish_limits = _limits_to_finish(menus, profile, available)
     fronts = [_Front([0], [0], [0], [0], [0])]
     best_time, best_at = below, (-1, -1)
-    if beginning is not None:  # a little over the time of a plan that fits
+    if beginning is not None:  # just above the time of a plan that fits
         best_time = min(below, sum(menu[-1].time for menu in menus[:beginning]) + 1)
     for k in range(len(menus) + 1):
         front = fronts[k]
-        done = _cheapest_within(front, can_keep_all[k])
-        if done >= 0 and front.spent[done] < best_time:
-            best_time, best_at = int(front.spent[done]), (k, done)
+        done = _cheapest_within(front, keep_limits[k])
+        if done >= 0 and front.time[done] < best_time:
+            best_time, best_at = int(front.time[done]), (k, done)
         if k < len(menus):
             slack = best_time * _THINNING / len(menus) if best_time < NO_BOUND else 0.0
             extend = _extend_few if len(front.held) <= _FEW else _extend_many
             fronts.append(
-                extend(front, done + 1, menus[k], available, can_finish[k + 1], best_time, slack)
+                extend(front, done + 1, menus[k], available, finish_limits[k + 1], best_time, slack)
             )
     return None if best_at[0] < 0 else _choices(menus, fronts, best_at)
 
 
-def _shortest_beginning(
-    menus: list[Menu], available: int, can_keep_all: list[_Limit]
-) -> int | None:
-    """How many runs at least must be at their strictest from the first on so that the rest can be
-    kept; None if nothing of this simple kind fits."""
+def _shortest_beginning(menus: list[Menu], available: int, keep_limits: list[_Limit]) -> int | None:
+    """The least k such that the plan fits which recomputes the first k runs and keeps the others.
+
+    None if no such plan fits.
+    """
     for k, menu in enumerate(menus):
-        if min(can_keep_all[k]) >= 0:
+        if min(keep_limits[k]) >= 0:
             return k
         last = menu[-1]
         if max(last.forward_need, last.backward_need) > available or last.backward_held > 0:
             return None
-    return len(menus) if min(can_keep_all[-1]) >= 0 else None
+    return len(menus) if min(keep_limits[-1]) >= 0 else None
 
 
-def _nothing_less_fits(menus: list[Menu], head: int, available: int, beginning: int) -> bool:
-    """Whether no plan that recomputes one run less fits, where all take the same time.
+def _is_least_time(menus: list[Menu], head: int, available: int, beginning: int) -> bool:
+    """Whether recomputing the first `beginning` runs is provably the plan with the least time.
 
-    Of equal blocks the shortest beginning is the best plan, as a rule, and that is quickly shown:
-    whatever else is recomputed, so much is held in the end, or when the last run's backward comes.
+    That is so if all recomputes take the same time and no plan with one recompute less fits. It
+    usually holds for equal blocks, and is fast to show: whichever runs are recomputed, too many
+    bytes are held after the last forward, or in the backward of the last run.
     """
-    moving = [menu for menu in menus if len(menu) > 1]
-    if any(len(menu) > 2 for menu in moving) or len({menu[-1].time for menu in moving}) > 1:
+    choosable = [menu for menu in menus if len(menu) > 1]
+    if any(len(menu) > 2 for menu in choosable) or len({menu[-1].time for menu in choosable}) > 1:
         return False
-    less = sum(len(menu) > 1 for menu in menus[:beginning]) - 1
-    if less < 0:
+    fewer = sum(len(menu) > 1 for menu in menus[:beginning]) - 1
+    if fewer < 0:
         return True
-    held = sorted((menu[0].forward_held for menu in moving), reverse=True)
-    if sum(held[less:]) + head > available:
+    held = sorted((menu[0].forward_held for menu in choosable), reverse=True)
+    if sum(held[fewer:]) + head > available:
         return True
-    held = sorted((menu[0].backward_held for menu in moving), reverse=True)
-    kept, recomputed = moving[-1]
+    held = sorted((menu[0].backward_held for menu in choosable), reverse=True)
+    kept, recomputed = choosable[-1]
     held.remove(kept.backward_held)
-    if sum(held[less:]) + kept.backward_need <= available:
+    if sum(held[fewer:]) + kept.backward_need <= available:
         return False
-    return not less or sum(held[less - 1 :]) + recomputed.backward_need > available
+    return not fewer or sum(held[fewer - 1 :]) + recomputed.backward_need > available
 
 
-def _limits_of_keeping_all(menus: list[Menu], profile: Profile, available: int) -> list[_Limit]:
-    """The most bytes that may be held before each run so that all the rest can be kept."""
+def _limits_to_keep_rest(menus: list[Menu], profile: Profile, available: int) -> list[_Limit]:
+    """The most bytes that the runs before each run may hold so that the rest can be kept."""
     limit = available - profile.head_forward, available - profile.head_backward
     limits = [limit]
     for menu in reversed(menus):
@@ -175,19 +185,19 @@ def _limits_of_keeping_all(menus: list[Menu], profile: Profile, available: int) 
     return limits[::-1]
 
 
-def _limits_of_finishing(menus: list[Menu], profile: Profile, available: int) -> list[_Limit]:
-    """The most bytes that may be held before each run so that the rest can be completed at all."""
+def _limits_to_finish(menus: list[Menu], profile: Profile, available: int) -> list[_Limit]:
+    """The most bytes that the runs before each run may hold so that some completion fits."""
     limit = available - profile.head_forward, available - profile.head_backward
     limits = [limit]
     for menu in reversed(menus):
-        each = [_before(choice, limit, available) for choice in menu]
-        limit = max(most for most, _ in each), max(most for _, most in each)
+        before = [_before(choice, limit, available) for choice in menu]
+        limit = max(forward for forward, _ in before), max(backward for _, backward in before)
         limits.append(limit)
     return limits[::-1]
 
 
 def _before(choice: Choice, after: _Limit, available: int) -> _Limit:
-    """The most that may be held before a run that makes this choice."""
+    """The most bytes that the runs before a run may hold if it makes this choice."""
     return (
         min(available - choice.forward_need, after[0] - choice.forward_held),
         min(available - choice.backward_need, after[1] - choice.backward_held),
@@ -195,7 +205,7 @@ def _before(choice: Choice, after: _Limit, available: int) -> _Limit:
 
 
 def _cheapest_within(front: _Front, limit: _Limit) -> int:
-    """The index of the cheapest prefix that holds no more than `limit`; -1 if there is none."""
+    """The index of the cheapest prefix that holds at most `limit`; -1 if there is none."""
     at = bisect_right(front.held, limit[1]) - 1
     while at >= 0 and front.in_forward[at] > limit[0]:
         at -= 1
@@ -203,68 +213,75 @@ def _cheapest_within(front: _Front, limit: _Limit) -> int:
 
 
 def _extend_few(
-    front: _Front, first: int, menu: Menu, available: int, cap: _Limit, bound: int, _slack: float
+    front: _Front, first: int, menu: Menu, available: int, limit: _Limit, bound: int, _slack: float
 ) -> _Front:
-    states = []
-    for at, choice in enumerate(menu):
-        most_in_forward, most = _before(choice, cap, available)
-        _, _, more_in_forward, more, time, _ = choice
+    """The front of all prefixes from index `first` on, extended by one run; for short fronts.
+
+    `limit` is what a prefix may hold after this run, `bound` what its time must stay below.
+    """
+    prefixes = []
+    for chosen, choice in enumerate(menu):
+        most_in_forward, most = _before(choice, limit, available)
         for i in range(first, len(front.held)):
-            held, spent, in_forward = front.held[i], front.spent[i] + time, front.in_forward[i]
-            if held <= most and in_forward <= most_in_forward and spent < bound:
-                states.append((held + more, spent, at, i, in_forward + more_in_forward))
-    states.sort()
+            held, time, in_forward = front.held[i], front.time[i] + choice.time, front.in_forward[i]
+            if held <= most and in_forward <= most_in_forward and time < bound:
+                held, in_forward = held + choice.backward_held, in_forward + choice.forward_held
+                prefixes.append((held, time, chosen, i, in_forward))
+    prefixes.sort()
     out = _Front([], [], [], [], [])
-    lowest = bound
-    for held, spent, at, parent, in_forward in states:
-        if spent < lowest:
-            lowest = spent
+    least = bound
+    for held, time, chosen, parent, in_forward in prefixes:
+        if time < least:
+            least = time
             out.held.append(held)
             out.in_forward.append(in_forward)
-            out.spent.append(spent)
+            out.time.append(time)
             out.parent.append(parent)
-            out.chosen.append(at)
+            out.chosen.append(chosen)
     return out
 
 
 def _extend_many(
-    front: _Front, first: int, menu: Menu, available: int, cap: _Limit, bound: int, slack: float
+    front: _Front, first: int, menu: Menu, available: int, limit: _Limit, bound: int, slack: float
 ) -> _Front:
+    """The same for long fronts; prefixes whose times are in the same `slack` are thinned out."""
     held = np.asarray(front.held, np.int64)[first:]
     in_forward = np.asarray(front.in_forward, np.int64)[first:]
-    spent = np.asarray(front.spent, np.int64)[first:]
+    time = np.asarray(front.time, np.int64)[first:]
     parents = []
     for choice in menu:
-        most_in_forward, most = _before(choice, cap, available)
-        fits = (held <= most) & (in_forward <= most_in_forward) & (spent + choice.time < bound)
+        most_in_forward, most = _before(choice, limit, available)
+        fits = (held <= most) & (in_forward <= most_in_forward) & (time + choice.time < bound)
         parents.append(np.flatnonzero(fits))
-    chosen = np.repeat(np.arange(len(menu)), [len(each) for each in parents])
+    chosen = np.repeat(np.arange(len(menu)), list(map(len, parents)))
     parent = np.concatenate(parents)
-    _, _, more_in_forward, more, time, _ = (np.array(column) for column in zip(*menu, strict=True))
-    all_held, all_spent = held[parent] + more[chosen], spent[parent] + time[chosen]
-    order = np.argsort(all_held, kind="stable")  # sorted stretches: a merge
-    ordered = all_spent[order]
-    lowest = np.minimum.accumulate(np.concatenate([[bound], ordered[:-1]]))
-    order = order[ordered < lowest]
+    more_in_forward = np.array([choice.forward_held for choice in menu])
+    more = np.array([choice.backward_held for choice in menu])
+    more_time = np.array([choice.time for choice in menu])
+    all_held, all_time = held[parent] + more[chosen], time[parent] + more_time[chosen]
+    order = np.argsort(all_held, kind="stable")  # stable merges sorted stretches
+    ordered = all_time[order]
+    least_before = np.minimum.accumulate(np.concatenate([[bound], ordered[:-1]]))
+    order = order[ordered < least_before]
     if slack and len(order) > _MANY:
-        # Of prefixes in one slice of time, the one that holds least stands for all.
-        cells = (all_spent[order] / slack).astype(np.int64)
-        order = order[np.concatenate([[True], cells[1:] != cells[:-1]])]
+        # Of prefixes in the same slice of time, keep the one that holds the fewest bytes.
+        slices = (all_time[order] / slack).astype(np.int64)
+        order = order[np.concatenate([[True], slices[1:] != slices[:-1]])]
     parent, chosen = parent[order], chosen[order]
     return _Front(
         all_held[order],
         in_forward[parent] + more_in_forward[chosen],
-        all_spent[order],
+        all_time[order],
         parent + first,
         chosen,
     )
 
 
 def _choices(menus: list[Menu], fronts: list[_Front], at: tuple[int, int]) -> tuple[Option, ...]:
-    """The path back from the best prefix; what follows it is kept."""
-    level, index = at
+    """The choices of the prefix at (length, index), with all later runs kept."""
+    length, index = at
     choices = [menu[0].option for menu in menus]
-    for k in range(level, 0, -1):
+    for k in range(length, 0, -1):
         choices[k - 1] = menus[k - 1][int(fronts[k].chosen[index])].option
         index = int(fronts[k].parent[index])
     return tuple(choices)

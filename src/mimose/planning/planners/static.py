@@ -1,4 +1,4 @@
-"""What a static tool does to inputs of varying size."""
+"""The baseline of static checkpointing on inputs of varying size."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from mimose.planning.planners.optimal import Optimal
 
 @final
 class Static(Planner):
-    """One plan for all sizes: another planner's, frozen at the largest size seen so far.
+    """One plan for all sizes: another planner's plan for the largest size so far.
 
-    This is the paper's Sublinear baseline as its authors ran it: safe for the largest input, and
-    on all others it recomputes what would have fitted.
+    This is the paper's Sublinear baseline as its authors ran it. It is safe for the largest input,
+    and recomputes more than necessary on all others.
     """
 
     def __init__(self, planner: Planner | None = None) -> None:
         self._planner = planner or Optimal()
         self._frozen: tuple[Option, ...] = ()
-        self._largest = -1
+        self._largest_saved = -1
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
-        volume = sum(run.saved for run in profile.runs)
-        if volume > self._largest or len(self._frozen) != len(profile.runs):
-            self._largest = volume
+        saved = sum(run.saved for run in profile.runs)
+        if saved > self._largest_saved or len(self._frozen) != len(profile.runs):
+            self._largest_saved = saved
             self._frozen = self._planner.plan(profile, available_bytes).choices
         return Plan.of(profile, self._frozen, available_bytes)

@@ -7,11 +7,11 @@ from mimose.planning.plan import Plan
 
 
 def strictest(profile: Profile, available_bytes: int) -> Plan:
-    """Every run recomputed; with a link, and if that does not fit, with inputs on the host, too.
+    """Every run recomputed; if that does not fit and there is a link, also with inputs on the host.
 
-    The inputs of the first runs move, since they would stay longest: as few as fit, or all that the
-    host can hold if nothing fits. This is the last resort, so it is made whatever `Link.options`
-    says about recomputing.
+    The inputs of the first runs move, because they would stay on the device the longest: as few as
+    needed, or as many as the host can hold if nothing fits. As the last resort, this plan uses
+    recomputing even if `Link.options` excludes it.
     """
     plan = _moving(profile, 0, available_bytes)
     if plan.fits or profile.link is None:
@@ -19,7 +19,7 @@ def strictest(profile: Profile, available_bytes: int) -> Plan:
     movable = [k for k, run in enumerate(profile.runs) if run.recomputed_from_host()]
     if not movable or Option.RECOMPUTE_FROM_HOST not in profile.link.options:
         return plan
-    too_few, enough = 0, movable[-1] + 2
+    too_few, enough = 0, movable[-1] + 2  # bisection
     while too_few + 1 < enough:
         middle = (too_few + enough) // 2
         fewer = _moving(profile, middle, available_bytes)
@@ -33,7 +33,7 @@ def strictest(profile: Profile, available_bytes: int) -> Plan:
 
 
 def _moving(profile: Profile, inputs: int, available_bytes: int) -> Plan:
-    """All recomputed, and the inputs of so many of the first runs on the host."""
+    """All runs recomputed, with the inputs of the first `inputs` runs on the host."""
     choices = [Option.RECOMPUTE_FROM_HOST] * inputs + [Option.RECOMPUTE] * len(profile.runs)
     options = [
         Option.KEEP if run.fixed else option

@@ -1,4 +1,4 @@
-"""The two plans that need no planning."""
+"""The two trivial planners: keep everything, recompute everything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KeepAll(Planner):
 
 @final
 class RecomputeAll(Planner):
-    """Recompute every block that can be: the least memory that this option can give."""
+    """Recompute every block that can be recomputed."""
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
         return Plan.of(profile, [not run.fixed for run in profile.runs], available_bytes)

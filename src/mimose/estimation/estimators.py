@@ -1,0 +1,66 @@
+"""The estimators of a cost model, and which of them predicts the coming step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mimose.costs import Layout, Pattern, StepObservation
+from mimose.estimation.estimator import Estimator
+
+
+class Estimators:
+    """One estimator for each input layout, pattern of runs and kind of step.
+
+    There are two kinds of steps: those that allocate most gradients, and those that add to existing
+    ones. A step's layout and kind are known when it starts, its pattern is not. So predictions
+    assume the longest pattern, and of equally long ones the one with the most observations.
+    """
+
+    def __init__(self) -> None:
+        self._all: dict[tuple[Layout, Pattern, bool], Estimator] = {}
+        self._preferred: dict[tuple[Layout, bool], Estimator] = {}
+
+    def __iter__(self) -> Iterator[Estimator]:
+        return iter(self._all.values())
+
+    def preferred(self, layout: Layout, *, allocates: bool) -> Estimator | None:
+        """The estimator for a step with this layout and of this kind."""
+        return self._preferred.get((layout, allocates))
+
+    def learn(self, observation: StepObservation, *, doubted: bool) -> bool:
+        """Learn from an observation. Returns whether it contradicted, and voided, all others."""
+        layout, allocates = observation.size.layout, observation.allocates
+        key = layout, observation.pattern, allocates
+        estimator = self._all.setdefault(key, Estimator(observation.pattern))
+        void = estimator.learn(observation, doubted=doubted)
+        if void:
+            self._all, self._preferred = {key: estimator}, {}
+        candidates = [
+            other
+            for (its_layout, _, its_kind), other in self._all.items()
+            if its_layout == layout and its_kind == allocates
+        ]
+        longest = max(candidates, key=lambda e: (len(e.pattern), len(e)))
+        self._preferred[layout, allocates] = longest
+        return void
+
+    def take_times(self, observation: StepObservation) -> bool:
+        """Use the times of an observation that was learned without them; whether it was learned."""
+        key = observation.size.layout, observation.pattern, observation.allocates
+        estimator = self._all.get(key)
+        if estimator is not None:
+            estimator.take_times(observation)
+        return estimator is not None
+
+    def patterns(self, layout: Layout) -> list[Pattern]:
+        """The patterns of all observed steps with this layout."""
+        return [pattern for its_layout, pattern, _ in self._all if its_layout == layout]
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """The layouts of all observed steps, in the order in which they came."""
+        return list(dict.fromkeys(layout for layout, _, _ in self._all))
+
+    def observations(self) -> list[StepObservation]:
+        """The observations of all estimators."""
+        return [observation for estimator in self for observation in estimator.observations]
