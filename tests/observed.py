@@ -83,6 +83,12 @@ def told(prediction: Prediction | None) -> Profile:
     return prediction.profile
 
 
+def pattern_of(prediction: Prediction | None) -> Pattern:
+    """The runs that a prediction is for; fails if there is none."""
+    assert prediction is not None
+    return prediction.pattern
+
+
 def assert_exact(prediction: Prediction | None, truth: StepObservation) -> None:
     predicted = told(prediction)
     assert predicted.size == truth.size

@@ -31,6 +31,7 @@ from observed import (
     assert_exact,
     assert_no_lower,
     in_length,
+    pattern_of,
     seen,
     size,
     taught,
@@ -401,14 +402,13 @@ def test_an_unknown_layout_is_not_predicted() -> None:
     other = InputSize((("ids", 2),), (8, 64))
     assert cost_model.predict(other) is None
     assert cost_model.for_planning(other) is None
-    assert cost_model.pattern_for(other) is None
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_the_longest_pattern_is_planned_for(order: int) -> None:
     once, twice = seen(8, 128), seen(8, 128, pattern=TWICE)
     cost_model = knowing(*[once, twice, once][::order])
-    assert cost_model.pattern_for(size(8, 128)) == TWICE
+    assert pattern_of(cost_model.predict(size(8, 128))) == TWICE
     assert told(cost_model.predict(size(8, 128))) == twice.profile
     assert told(cost_model.predict(size(8, 100))) == twice.profile
 
@@ -536,7 +536,7 @@ def test_steps_that_allocate_and_steps_that_add_to_gradients_stand_in_for_each_o
     assert state_of(cost_model, 8, 150) is State.TRUSTED
     cost_model.allocates = not known
     assert_exact(cost_model.for_planning(size(8, 150)), seen(8, 150))
-    assert cost_model.pattern_for(size(8, 150)) == PATTERN
+    assert pattern_of(cost_model.for_planning(size(8, 150))) == PATTERN
     for length in (128, 150):
         assert state_of(cost_model, 8, length) is State.LEARNING
     for _ in range(3):
@@ -902,7 +902,7 @@ def test_an_observation_that_contradicts_doubted_predictions_voids_them() -> Non
     assert now == amounts(seen(8, 128, change=10**9).profile)
     assert cost_model.predict(size(8, 200)) is None
     assert cost_model.reliability.uncertainty == 0
-    assert cost_model.pattern_for(size(8, 128)) == PATTERN
+    assert pattern_of(cost_model.predict(size(8, 128))) == PATTERN
 
 
 def test_an_observation_that_contradicts_undoubted_predictions_voids_nothing() -> None:

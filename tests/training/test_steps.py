@@ -627,6 +627,29 @@ def test_steps_with_more_runs_than_any_before_are_observed_in_their_turn() -> No
     assert len(plan.choices) == 3
 
 
+class SkipsNamed(models.Encoder):
+    """Skips the layers that a batch names."""
+
+    def forward(self, input_ids: torch.Tensor, skipped: tuple[int, ...] = ()) -> torch.Tensor:
+        x = self.embedding(input_ids)
+        for k, layer in enumerate(self.encoder.layers):
+            if k not in skipped:
+                x = layer(x)
+        return self.head(x.mean(1))
+
+
+def test_steps_that_skip_blocks_are_predicted_with_the_runs_of_those_they_resemble() -> None:
+    """Steps that allocate gradients run all blocks, and those that add to gradients skip one."""
+    model, lengths_of_pairs = SkipsNamed(), [50, 52, 54, 100, 101, *range(95, 125, 3)]
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        for length in lengths_of_pairs:
+            model.zero_grad()
+            for batch, skipped in zip(texts([length, length]), ((), (1,)), strict=True):
+                model(batch["input_ids"], skipped).sum().backward()
+        model(texts([90])[0]["input_ids"], (1,)).sum().backward()
+    assert handle.stats().steps == 2 * len(lengths_of_pairs) + 1
+
+
 def contrastive(model: nn.Module, batch: Batch) -> torch.Tensor:
     first, second = (model(ids) for ids in batch["pair"])
     return (first * second).sum() + first.pow(2).sum()

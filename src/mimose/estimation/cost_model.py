@@ -285,11 +285,6 @@ class CostModel:
         estimator = self._estimator_for(size)
         return Proportions() if estimator is None else estimator.proportions
 
-    def pattern_for(self, size: InputSize) -> Pattern | None:
-        """The runs that a step of this size is expected to have."""
-        estimator = self._estimator_for(size)
-        return None if estimator is None else estimator.pattern
-
     def latest_costs(self, size: InputSize) -> dict[Run, RunCost]:
         """The costs of each run in the latest observation with this layout."""
         estimator = self._estimator_for(size)

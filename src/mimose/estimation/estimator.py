@@ -165,18 +165,19 @@ class Estimator:
     def _predict(self, size: InputSize) -> Prediction | None:
         seen, fit, noisy = self._seen.get(size), self._fit, self.noisy
         if seen is not None and seen.provisional:
-            return Prediction(seen.profile, State.LEARNING, _GUESSED)
+            return Prediction(self.pattern, seen.profile, State.LEARNING, _GUESSED)
         if seen is not None and not (noisy and fit is not None):
-            return Prediction(seen.profile)
+            return Prediction(self.pattern, seen.profile)
         upper_bound = noisy or self.unfit
         profile = None if fit is None else fit.predict(size, upper_bound=upper_bound)
         if profile is None or fit is None:
             return None
         if upper_bound:
-            return Prediction(profile, State.SUSPECT)
+            return Prediction(self.pattern, profile, State.SUSPECT)
         if not fit.trusted_at(size):
-            return Prediction(profile, State.LEARNING, fit.shortfall)
-        return Prediction(profile) if fit.between(size) else Prediction(profile, State.LEARNING)
+            return Prediction(self.pattern, profile, State.LEARNING, fit.shortfall)
+        state = State.TRUSTED if fit.between(size) else State.LEARNING
+        return Prediction(self.pattern, profile, state)
 
     def bound(self, size: InputSize) -> Prediction | None:
         """The costs of the smallest observed size that is larger; None if there is none.
@@ -197,7 +198,7 @@ class Estimator:
                 head_backward=max(profile.head_backward, below.head_backward),
                 tail=max(profile.tail, below.tail),
             )
-        return Prediction(profile, State.LEARNING, bound_of=profile.size)
+        return Prediction(self.pattern, profile, State.LEARNING, bound_of=profile.size)
 
     def guess(self, size: InputSize) -> Prediction | None:
         """The costs of the nearest observed size, scaled by the most that memory may grow."""
@@ -210,14 +211,14 @@ class Estimator:
         if factor > _MOST_SCALING:
             return None
         profile = _scaled(nearest.profile, lambda number: math.ceil(number * factor))
-        return Prediction(profile, State.UNKNOWN, _GUESSED)
+        return Prediction(self.pattern, profile, State.UNKNOWN, _GUESSED)
 
     def extrapolate(self, size: InputSize) -> Prediction | None:
         """The costs of a size beyond those observed, for what-if questions rather than plans."""
         if self._fit is None or self.noisy or (found := self._fit.extrapolate(size)) is None:
             return None
         profile, uncertainty = found
-        return Prediction(profile, State.LEARNING, uncertainty)
+        return Prediction(self.pattern, profile, State.LEARNING, uncertainty)
 
     def covers(self, size: InputSize) -> bool:
         """Whether no dimension of a size exceeds the observed range."""

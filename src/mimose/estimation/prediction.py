@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from mimose.costs import InputSize, Profile
+from mimose.costs import InputSize, Pattern, Profile
 
 
 class State(Enum):
@@ -34,6 +34,8 @@ class Surprise(Enum):
 class Prediction:
     """The predicted costs of one input size."""
 
+    pattern: Pattern
+    """The runs that the profile holds the costs of."""
     profile: Profile
     state: State = State.TRUSTED
     uncertainty: float = 0.0

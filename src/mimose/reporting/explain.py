@@ -22,10 +22,10 @@ def explain_plan(engine: Engine, size: InputSize, base_bytes: int) -> Explanatio
     explanation = _without_plan(engine, size, base_bytes)
     scheduler, setting = engine.scheduler, engine.setting
     cost_model = scheduler.cost_model
-    prediction, pattern = cost_model.predict(size), cost_model.pattern_for(size)
-    if setting is None or prediction is None or pattern is None:
+    prediction = cost_model.predict(size)
+    if setting is None or prediction is None:
         return explanation
-    profile = prediction.profile
+    pattern, profile = prediction.pattern, prediction.profile
     if profile.prelude and setting.open:
         base_bytes = setting.meter.read().in_use + profile.prelude
     profile = profile.in_step(cost_model.conditions(pattern, _missing_bytes(setting)))

@@ -88,10 +88,9 @@ class Outlook:
 
     def _in_typical_step(self, prediction: Prediction | None, size: InputSize) -> Prediction | None:
         """The prediction with the gradients that a typical step allocates, and with the link."""
-        pattern = self.cost_model.pattern_for(size)
-        if prediction is None or pattern is None:
+        if prediction is None:
             return None
-        conditions = self.cost_model.conditions(pattern, self.missing_bytes)
+        conditions = self.cost_model.conditions(prediction.pattern, self.missing_bytes)
         profile = replace(prediction.profile, link=self._link_for(size))
         return replace(prediction, profile=profile.in_step(conditions))
 

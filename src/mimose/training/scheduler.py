@@ -174,21 +174,20 @@ class Scheduler:
 
     def _new(self, setting: Setting, key: PlanKey) -> CachedPlan | None:
         """A new plan, ready for use; None if nothing tells what the size costs."""
-        pattern = self.cost_model.pattern_for(key.size)
         prediction = self.cost_model.for_planning(key.size)
-        if pattern is None or prediction is None:
+        if prediction is None:
             return None
-        profile = _as_run(prediction).in_step(self._conditions(setting, pattern, key))
+        profile = _as_run(prediction).in_step(self._conditions(setting, prediction.pattern, key))
         if self._leaves_it_to_eviction(key, prediction, profile):
             plan = KeepAll().plan(profile, key.available_bytes)
-            return self._ready(setting, plan, pattern, profile, key, prediction)
+            return self._ready(setting, plan, profile, key, prediction)
         if self._may_use_host(setting, key, profile):
             profile = setting.host.connected(profile, trusted=prediction.trusted)
             key = key._replace(link=setting.host.version)  # the first to ask has measured it
         plan = self._plan(profile, key, prediction)
         if not setting.host.has(plan.host_bytes):
             profile, plan = self._meanwhile(setting, plan, profile, key, prediction)
-        return self._ready(setting, plan, pattern, profile, key, prediction)
+        return self._ready(setting, plan, profile, key, prediction)
 
     def _leaves_it_to_eviction(
         self, key: PlanKey, prediction: Prediction, profile: Profile
@@ -233,14 +232,13 @@ class Scheduler:
         self,
         setting: Setting,
         plan: Plan,
-        pattern: Pattern,
         profile: Profile,
         key: PlanKey,
         prediction: Prediction,
     ) -> CachedPlan:
         cached = CachedPlan.of(
             plan,
-            pattern,
+            prediction.pattern,
             profile,
             key.available_bytes - _guarded_bytes(setting),
             exact=prediction.bound_of in (None, key.size),
@@ -263,20 +261,19 @@ class Scheduler:
             return None
         key = decision.key._replace(size=size, done=done)
         cached = self.cache.get(key)
-        pattern = self.cost_model.pattern_for(size)
-        if cached is not None or pattern is None:
+        if cached is not None:
             return cached
         prediction = self.cost_model.predict(size)
         if prediction is None or prediction.bound_of is not None:
             return None
-        profile = _as_run(prediction).in_step(self._conditions(setting, pattern, key))
+        profile = _as_run(prediction).in_step(self._conditions(setting, prediction.pattern, key))
         if len(profile.runs) != len(decision.cached.plan.choices):
             return None
         available = _room(key.available_bytes, prediction)
         plan = Plan.of(profile, self._rest(profile, done, available), key.available_bytes)
         if self.cost_model.exceeds_observed(size) and not plan.fits:
             return None
-        return self._ready(setting, plan, pattern, profile, key, prediction)
+        return self._ready(setting, plan, profile, key, prediction)
 
     def _rest(
         self, profile: Profile, done: tuple[Option, ...], available: int

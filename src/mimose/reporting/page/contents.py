@@ -157,11 +157,12 @@ def thinned(steps: Sequence[RecordedStep], most: int = _MOST_STEPS) -> list[Reco
 
 def _runs(recording: Recording, outlook: Outlook, axis: SizeAxis) -> tuple[str, ...]:
     for step in recording.steps:
-        pattern = outlook.cost_model.pattern_for(step.size) if axis.shows(step.size) else None
-        if pattern is not None:
+        prediction = outlook.cost_model.predict(step.size) if axis.shows(step.size) else None
+        if prediction is not None:
             blocks = recording.header.blocks
             return tuple(
-                blocks[index] + (f" (run {nth + 1})" if nth else "") for index, nth in pattern
+                blocks[index] + (f" (run {nth + 1})" if nth else "")
+                for index, nth in prediction.pattern
             )
     return recording.header.blocks
 
