@@ -450,6 +450,27 @@ def test_looking_at_a_saved_tensor_outside_of_a_backward_releases_nothing() -> N
     assert_same_gradients(model, plain)
 
 
+def test_a_kept_forward_that_raises_holds_only_what_the_surviving_graph_holds() -> None:
+    early: list[torch.Tensor] = []
+
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        early.append(x.exp())
+        x.exp().tanh().sigmoid()
+        raise KeyError("late")
+
+    def alive_after(call: Callable[[torch.Tensor], Any]) -> int:
+        x = torch.ones(1000, requires_grad=True)
+        with Storages(x) as storages:
+            with pytest.raises(KeyError):
+                call(x)
+            alive = storages.live()
+        early.clear()
+        return alive
+
+    plain = alive_after(fails)
+    assert alive_after(lambda x: Frame(fails, (x,), {}, keeping=True).forward((x,), {})) == plain
+
+
 def test_a_forward_whose_backward_never_comes_leaves_nothing() -> None:
     director = Script()
     _, model = stack(Layer, Normed, Nested, director=director)

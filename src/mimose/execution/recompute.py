@@ -167,12 +167,14 @@ class Frame:
 
     def _keeping_forward(self, args: Any, kwargs: Any) -> Any:
         kept: list[KeptTensor] = []
-        with saved_tensors_hooks(self._keeper(kept), self._unpack_kept):
-            out = self.function(*args, **kwargs)
-        tensors = [each.tensor for each in kept if each.tensor is not None]
-        self.saved.take(tensors)
-        self.kept = [weakref.ref(each) for each in kept]
-        kept.clear()  # the graph holds the hooks, and the hooks this list
+        try:
+            with saved_tensors_hooks(self._keeper(kept), self._unpack_kept):
+                out = self.function(*args, **kwargs)
+            tensors = [each.tensor for each in kept if each.tensor is not None]
+            self.saved.take(tensors)
+            self.kept = [weakref.ref(each) for each in kept]
+        finally:
+            kept.clear()  # the graph holds the hooks, and the hooks hold this list
         if self.observer is not None:
             self.observer.forward_ends(args, kwargs, out, tensors)
         return out
@@ -285,7 +287,7 @@ class Frame:
             return self._unpack(kept.index)
         if tensor._version != kept.version:
             self._raise_changed(tensor)
-        if not self.touched:
+        if self.complete and not self.touched:  # else a backward inside of the forward asks
             self.touched = True
             if self.listener is not None:
                 self.listener.before_use(self.run)
@@ -350,11 +352,12 @@ class Frame:
     def _rebuild(self) -> None:
         self.rebuilt.clear()
         self.versions = []
-        if self.listener is not None:
-            self.listener.before_recompute(self.run)
+        listener = self.listener if self.complete else None
+        if listener is not None:
+            listener.before_recompute(self.run)
         self._replay(self._repacker(), self._looker_up())
-        if self.listener is not None:
-            self.listener.after_recompute(self.run)
+        if listener is not None:
+            listener.after_recompute(self.run)
         if len(self.rebuilt) < len(self.saved):
             self._fail(
                 "A different number of tensors was saved during the original forward and "
