@@ -1,8 +1,8 @@
-"""Relations between the costs of runs hold in all observations, or are not used."""
+"""Slopes between amounts of memory hold in all observations, or are 0."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import random
 
 import pytest
 
@@ -13,9 +13,17 @@ from mimose.estimation import Proportions
 COUNT = 10
 
 
-def observed(*runs: tuple[int, int]) -> StepObservation:
+def observed(*runs: tuple[int, int], boundary: int = 0, workspace: int = 0) -> StepObservation:
     """A step whose runs have these (saved bytes, backward peak)."""
-    costs = [run(saved=saved, recompute_peak=2 * saved, backward_peak=rise) for saved, rise in runs]
+    costs = [
+        run(
+            boundary=boundary,
+            saved=saved,
+            recompute_peak=2 * saved + workspace,
+            backward_peak=rise,
+        )
+        for saved, rise in runs
+    ]
     return StepObservation(
         pattern=tuple((k, 0) for k in range(len(runs))),
         profile=chain(*costs),
@@ -25,40 +33,56 @@ def observed(*runs: tuple[int, int]) -> StepObservation:
     )
 
 
-def test_a_run_equals_the_previous_one_if_it_did_in_all_observations() -> None:
-    steps = [observed((100 * k, 0), (101 * k, 0), (50 * k, 0)) for k in range(1, COUNT)]
-    assert Proportions.of(steps).as_before == (False, True, False)
-    steps[3] = observed((400, 0), (300, 0), (200, 0))
-    assert Proportions.of(steps).as_before == (False, False, False)
+def test_a_forward_follows_the_growth_of_the_previous_run() -> None:
+    steps = [observed((100 * k, 0), (50 * k, 0), (100 * k, 0)) for k in range(1, COUNT)]
+    assert Proportions.of(steps).forward == pytest.approx((0, 1, 4))
 
 
-def test_runs_with_equal_saved_bytes_and_other_peaks_are_not_equal() -> None:
+def test_memory_that_never_varies_is_not_taken_for_less() -> None:
+    """A workspace of constant size: half the growth does not mean half the rise."""
+    steps = [observed((100 * k, 0), (100 * k, 0), workspace=10_000) for k in range(1, COUNT)]
+    assert Proportions.of(steps).forward == pytest.approx((0, 2))
+
+
+def test_a_forward_that_once_rose_alone_is_expected_at_its_maximum() -> None:
     steps = [observed((100 * k, 0), (100 * k, 0)) for k in range(1, COUNT)]
-    first, second = steps[2].profile.runs
-    odd = (first, second._replace(recompute_peak=second.recompute_peak * 2))
-    steps[2] = replace(steps[2], profile=replace(steps[2].profile, runs=odd))
-    assert Proportions.of(steps).as_before == (False, False)
+    steps[3] = observed((100, 0), (900, 0))
+    assert Proportions.of(steps).forward == (0, 0)
+
+
+def test_memory_that_varies_independently_has_no_slope() -> None:
+    draw = random.Random(0)
+    steps = [observed((draw.randint(1, 1000), draw.randint(1, 1000))) for _ in range(COUNT)]
+    assert Proportions.of(steps).backward == (0,)
+
+
+def test_an_output_that_varies_tells_nothing_of_what_is_saved() -> None:
+    steps = [observed((500, 70), (500, 70), boundary=100 * k) for k in range(1, COUNT)]
+    found = Proportions.of(steps)
+    assert found.recompute == (0, 0)
+    assert found.backward == (0, 0)
 
 
 def test_no_observed_backward_is_above_the_line() -> None:
     pairs = [(100 * k, 30 + max(40 * k, 10 * k * k // 3)) for k in range(1, COUNT)]
-    (slope,) = Proportions.of([observed(pair) for pair in pairs]).backward_per_saved
+    (slope,) = Proportions.of([observed(pair) for pair in pairs]).backward
     most_saved, highest = pairs[-1]
     assert slope > 0
     for saved, rise in pairs:
         assert rise <= highest - slope * (most_saved - saved) + 1e-6
 
 
-def test_a_backward_that_does_not_follow_its_forward_is_assumed_at_its_maximum() -> None:
-    pairs = [(100 * k, 70 * (COUNT - k)) for k in range(1, COUNT)]
-    assert Proportions.of([observed(pair) for pair in pairs]).backward_per_saved == (0.0,)
+def test_the_backward_of_an_evicted_run_also_saves_less_again() -> None:
+    found = Proportions.of([observed((100 * k, 300 * k)) for k in range(1, COUNT)])
+    assert found.backward == pytest.approx((3,))
+    assert found.recompute == pytest.approx((4,))
 
 
 @pytest.mark.parametrize("saved", [0, 100])
 def test_costs_that_never_varied_have_no_slope(saved: int) -> None:
     found = Proportions.of([observed((saved, 5)) for _ in range(COUNT)])
-    assert found.backward_per_saved == (0.0,)
+    assert found == ((0,), (0,), (0,))
 
 
-def test_few_observations_give_no_proportions() -> None:
+def test_few_observations_give_no_slopes() -> None:
     assert Proportions.of([observed((100 * k, k)) for k in range(1, 5)]) == Proportions()

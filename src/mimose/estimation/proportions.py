@@ -1,4 +1,4 @@
-"""Costs of runs that vary together, for models whose memory depends on more than the input size."""
+"""Memory of runs that varies together, for models whose memory depends on more than the size."""
 
 from __future__ import annotations
 
@@ -7,50 +7,70 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mimose.costs import StepObservation
-from mimose.estimation.rows import Floats, Mask
+from mimose.costs import RunCost, StepObservation
+from mimose.estimation.rows import Floats
 
 _ENOUGH = 8
 """The least number of observations to draw conclusions from."""
 _SAME = 0.02
-"""Costs count as equal up to this relative difference."""
+"""Growths count as equal up to this relative difference."""
+_STEADY = 0.5
+"""The least slope in any observation, relative to the median: below it, two amounts of memory have
+varied together by chance."""
 
 
 class Proportions(NamedTuple):
-    """Relations between the costs of runs that held in all observations, for each run of a step."""
+    """How much less memory runs take where the growth of a run is less than predicted.
 
-    as_before: tuple[bool, ...] = ()
-    """Whether the run had the same `saved` and `recompute_peak` as the previous run."""
-    backward_per_saved: tuple[float, ...] = ()
-    """The least decrease of `backward_peak`, in bytes, for each byte less in `saved`."""
+    The growth of a run is what it adds to the memory in use: what it saves, and its output. Each
+    tuple has one slope for each run, in bytes for each byte of growth. A slope is 0 unless all
+    observations agree on it.
+    """
+
+    forward: tuple[float, ...] = ()
+    """How much less the forward rises, for each byte that the previous run's growth is less."""
+    backward: tuple[float, ...] = ()
+    """How much less the backward rises if the run is kept, for each byte of its own growth."""
+    recompute: tuple[float, ...] = ()
+    """The same if the run is recomputed."""
 
     @classmethod
     def of(cls, observations: Sequence[StepObservation]) -> Proportions:
-        """The relations that hold in all observations; empty if there are too few."""
+        """The slopes that hold in all observations; none if there are too few."""
         if len(observations) < _ENOUGH:
             return cls()
-        saved, spikes, backwards = np.array(
-            [
-                [(run.saved, run.recompute_peak, run.backward_peak) for run in each.runs]
-                for each in observations
-            ],
-            float,
-        ).transpose(2, 0, 1)
-        alike = _alike(saved) & _alike(spikes)
-        return cls((False, *alike.tolist()), tuple(_slopes(saved, backwards).tolist()))
+        growths, forwards, backwards, recomputes = np.array(
+            [_amounts(each.runs) for each in observations], float
+        ).transpose(1, 0, 2)
+        return cls(
+            (0.0, *_slopes(growths[:, :-1], forwards[:, 1:])),
+            _slopes(growths, backwards),
+            _slopes(growths, recomputes),
+        )
 
 
-def _alike(values: Floats) -> Mask:
-    """Whether each run but the first had the value of the previous run in every observation."""
-    before, own = values[:, :-1], values[:, 1:]
-    alike: Mask = np.all(np.abs(own - before) <= _SAME * own, axis=0)
-    return alike
+def _amounts(runs: Sequence[RunCost]) -> tuple[list[int], ...]:
+    """For each run: its growth, and the rise in its forward, its backward and its recompute."""
+    keeps = [run.menu[0] for run in runs]
+    growths = [keep.forward_held for keep in keeps]
+    for k, run in enumerate(runs[1:]):
+        growths[k] += run.boundary
+    ends = [*(run.between_blocks_peak for run in runs[1:]), 0]
+    return (
+        growths,
+        [max(k.forward_peak, g + e) for k, g, e in zip(keeps, growths, ends, strict=True)],
+        [run.output_saved + run.backward_peak for run in runs],
+        [max(run.recompute_peak, run.saved + run.backward_peak) for run in runs],
+    )
 
 
-def _slopes(saved: Floats, rises: Floats) -> Floats:
+def _slopes(growths: Floats, rises: Floats) -> tuple[float, ...]:
     """For each run, the steepest line down from both maxima that no observation lies above."""
-    saved_less, rises_less = saved.max(0) - saved, rises.max(0) - rises
-    differs = saved_less > _SAME * saved.max(0)
-    ratios = rises_less / np.where(differs, saved_less, 1.0)
-    slopes: Floats = np.where(differs, ratios, np.inf).min(0)
-    return np.where(np.isfinite(slopes), slopes, 0.0)
+    growth_less, rise_less = growths.max(0) - growths, rises.max(0) - rises
+    differs = growth_less > _SAME * growths.max(0)
+    slopes = []
+    for less, rise, used in zip(growth_less.T, rise_less.T, differs.T, strict=True):
+        ratios = rise[used] / less[used]
+        least = float(ratios.min()) if used.any() else 0.0
+        slopes.append(least if least and least >= _STEADY * float(np.median(ratios)) else 0.0)
+    return tuple(slopes)

@@ -36,47 +36,45 @@ class _Held:
 
 
 class _Growth:
-    """How much of what was predicted of them the forwards of runs have really taken.
+    """How much less than predicted the forwards of runs have added to the memory in use.
 
-    Predictions that are not trusted tend to be too high. Where a run has always taken what the one
-    before it took, or its backward has gone with its forward, they will again.
+    Predictions that are not trusted tend to be too high. Where the memory of a run has gone with
+    the growth of an earlier one in every observation, the evictor can expect less.
     """
 
     def __init__(self, proportions: Proportions) -> None:
         self._proportions = proportions
         self._levels: list[int] = []
-        self._saved: list[int] = []
-        self._shares: dict[int, float] = {}
+        self._kept: list[bool] = []
+        self._shortfalls: dict[int, int] = {}
+        """Bytes by which the growth of the run at a position was less than predicted."""
         self._last: tuple[int, int] | None = None
         self.came_free = 0
-        """What was evicted so far."""
+        """Bytes that were evicted so far."""
 
     def expect(self, profile: Profile, choices: list[Option]) -> None:
-        """What is predicted from now on."""
+        """Compare with this prediction from now on."""
         starts, at_head, _ = levels(profile, choices)
         self._levels = [*starts, at_head]
-        self._saved = [run.saved for run in profile.runs]
+        self._kept = [option is Option.KEEP for option in choices]
 
     def comes_to(self, position: int, in_use_bytes: int) -> None:
-        """The run at this position begins; after the last one, the head."""
-        now = in_use_bytes + self.came_free
-        if self._last is not None and self._last[0] == position - 1:
-            expected = self._levels[position] - self._levels[position - 1]
-            if expected > 0:
-                share = (now - self._last[1]) / expected
-                self._shares[position - 1] = min(1.0, max(0.0, share))
+        """The forward of the run at this position begins; after the last run, the head."""
+        now, before = in_use_bytes + self.came_free, position - 1
+        if self._last is not None and self._last[0] == before and self._kept[before]:
+            expected = self._levels[position] - self._levels[before]
+            self._shortfalls[before] = max(0, expected - (now - self._last[1]))
         self._last = position, now
 
-    def share_in_forward(self, position: int) -> float:
-        """The share of what is predicted of its forward that a run takes."""
-        known = any(self._proportions.as_before[position : position + 1])
-        return self._shares.get(position - 1, 1.0) if known else 1.0
+    def less_in_forward(self, position: int) -> int:
+        """By how much less than predicted the forward of a run will rise."""
+        slope = sum(self._proportions.forward[position : position + 1])
+        return round(slope * self._shortfalls.get(position - 1, 0))
 
-    def less_in_backward(self, position: int, *, evicted: bool) -> float:
-        """How much less than predicted a run's backward takes; if it was `evicted`, with what it
-        saves."""
-        less = sum(self._proportions.backward_per_saved[position : position + 1]) + evicted
-        return less * self._saved[position] * (1 - self._shares.get(position, 1.0))
+    def less_in_backward(self, position: int, *, evicted: bool) -> int:
+        """By how much less than predicted the backward of a run will rise."""
+        slopes = self._proportions.recompute if evicted else self._proportions.backward
+        return round(sum(slopes[position : position + 1]) * self._shortfalls.get(position, 0))
 
 
 class StepEvictor(Listener):
@@ -168,11 +166,10 @@ class StepEvictor(Listener):
                 return False
             if where == "forward":
                 self._growth.comes_to(at, in_use_bytes)
-                rise = round(self._forward[at] * self._growth.share_in_forward(at))
+                rise = self._forward[at] - self._growth.less_in_forward(at)
             else:
                 evicted = self._runs[run] in self.evicted
-                less = self._growth.less_in_backward(at, evicted=evicted)
-                rise = self._backward[at] - round(less)
+                rise = self._backward[at] - self._growth.less_in_backward(at, evicted=evicted)
         short = in_use_bytes + rise - self._base - self._available
         return short > 0 and self._evict(short) > 0
 
