@@ -57,6 +57,29 @@ class Heavy(Some):
         return out
 
 
+class Constant(Some):
+    """The same; its forward also takes memory that has nothing to do with these rows."""
+
+    def forward(self, rows: torch.Tensor, count: int | None = None) -> torch.Tensor:
+        with torch.no_grad():
+            torch.zeros(150_000).sum()
+        return super().forward(rows, count)
+
+
+class Forces(Some):
+    """The same, with a gradient that is taken inside of the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Linear(WIDTH, 1)
+
+    def forward(self, rows: torch.Tensor, count: int | None = None) -> torch.Tensor:
+        chosen = rows[:count]
+        energy = torch.tanh(self.energy(chosen)).sum()
+        (force,) = torch.autograd.grad(energy, chosen, create_graph=True)
+        return torch.cat([super().forward(chosen) + force, rows[len(chosen) :]])
+
+
 class Model(nn.Module):
     """Eight blocks; `told` is what each is told of the content."""
 
@@ -78,7 +101,11 @@ class Model(nn.Module):
 
 def every_other() -> nn.Module:
     """Every other block works on all rows. No block may run its forward twice in one step."""
-    model = Model(Some, lambda number, few, _: (None if number % 2 else few,))
+    return no_second_run(Model(Some, lambda number, few, _: (None if number % 2 else few,)))
+
+
+def no_second_run(model: Model) -> Model:
+    """With a hook before its forward, a block that ran out of memory is not run again."""
     for block in model.blocks:
         block.register_forward_pre_hook(lambda *_: None)
     return model
@@ -90,6 +117,23 @@ def of_two_minds() -> nn.Module:
 
 def like_each_other() -> nn.Module:
     return Model(Some, lambda _, few, __: (few,))
+
+
+def with_constant_workspace() -> nn.Module:
+    return no_second_run(Model(Constant, lambda _, few, __: (few,)))
+
+
+def with_gradients_inside() -> nn.Module:
+    return Model(Forces, lambda _, few, __: (few,))
+
+
+VARYING = (
+    every_other,
+    of_two_minds,
+    like_each_other,
+    with_constant_workspace,
+    with_gradients_inside,
+)
 
 
 def words(step: int) -> torch.Tensor:
@@ -121,7 +165,7 @@ def peaks_of(model: nn.Module) -> tuple[int, int]:
     return max(kept for kept, _ in peaks), max(again for _, again in peaks)
 
 
-@pytest.mark.parametrize("make", [every_other, of_two_minds, like_each_other])
+@pytest.mark.parametrize("make", VARYING)
 def test_no_step_is_lost_if_what_comes_next_cannot_be_foreseen(
     make: Callable[[], nn.Module],
 ) -> None:
