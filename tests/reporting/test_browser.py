@@ -160,6 +160,22 @@ def test_peaks_that_nobody_saw_leave_predictions_and_what_was_held(
     assert no_complaints(browser)
 
 
+def test_planned_steps_are_told_of_with_their_own_peak(
+    browser: Any, contents: Contents, tmp_path: Path
+) -> None:
+    budget = contents.summary.budget_bytes
+    summary = replace(
+        contents.summary,
+        steps_over=2,
+        planned_peak_bytes=budget + (2 << 20),
+        peak_bytes=budget + (9 << 20),
+    )
+    opened(browser, replace(contents, summary=summary), tmp_path)
+    said = words(browser, "#steps-text")
+    assert f"the highest of them by 2.00 MiB, to {text_of(budget + (2 << 20))}." in said
+    assert f"An observed step went higher, to {text_of(budget + (9 << 20))}." in said
+
+
 def test_the_link_s_traffic_is_drawn_below_the_blocks(
     browser: Any, recorded_with_host: tuple[Path, mimose.Mimose], tmp_path: Path
 ) -> None:

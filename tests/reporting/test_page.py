@@ -19,6 +19,7 @@ from mimose.reporting.page.html import as_data, page_of
 from mimose.reporting.page.markdown import markdown_of
 from mimose.reporting.page.picture import draw
 from mimose.reporting.reader import read_recording
+from mimose.units import text_of
 
 EVIL = "</script><img src=x onerror=alert(1)>|&\u2028$x$"
 
@@ -189,6 +190,23 @@ def test_a_run_over_its_budget_is_said_to_be(recording_file: Path) -> None:
     within = contents_of(recording)
     assert within.summary.steps_over == 0
     assert "over the budget" not in markdown_of(within, "run")
+
+
+def test_the_peak_of_an_observed_step_is_not_said_of_planned_ones(recording_file: Path) -> None:
+    recording = read_recording(recording_file)
+    highest = max(step.peak_bytes or 0 for step in recording.planned)
+    first, *others = recording.steps
+    assert first.plan is None
+    contents = contents_of(
+        replace(
+            recording,
+            header=replace(recording.header, budget_bytes=highest - (1 << 20)),
+            steps=[replace(first, peak_bytes=2 * highest), *others],
+        )
+    )
+    assert contents.summary.planned_peak_bytes == highest
+    assert contents.summary.peak_bytes == 2 * highest
+    assert f"by 1.00 MiB, to {text_of(highest)}" in markdown_of(contents, "run")
 
 
 def test_figures_of_a_benchmark_are_inside_its_page(tmp_path: Path) -> None:

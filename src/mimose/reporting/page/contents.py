@@ -46,6 +46,8 @@ class Summary:
     """The most that the allocator was measured to hold."""
     steps_over: int
     """Planned steps whose measured peak was over the budget."""
+    planned_peak_bytes: int
+    """The highest measured peak of the planned steps; 0 if none was measured."""
     evictions: int
     """Kept runs whose activations were dropped because memory ran short."""
     recoveries: int
@@ -122,6 +124,7 @@ def _summary(recording: Recording) -> Summary:
         else 0.0,
         peak_held_bytes=max((step.held_bytes or 0 for step in steps), default=0),
         steps_over=sum((step.peak_bytes or 0) > budget_bytes for step in recording.planned),
+        planned_peak_bytes=max((step.peak_bytes or 0 for step in recording.planned), default=0),
         evictions=sum(step.evictions for step in steps),
         recoveries=recording.recoveries,
         retries=recording.retries,

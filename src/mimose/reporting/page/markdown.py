@@ -40,7 +40,12 @@ def _summary(contents: Contents) -> str:
         )
     if run.steps_over:
         planned = run.total_steps - run.observed_steps
-        lines.append(f"{run.steps_over} of {planned} planned steps went over the budget")
+        lines.append(
+            f"{run.steps_over} of {planned} planned steps went over the budget, "
+            f"{'the highest of them ' if run.steps_over > 1 else ''}by "
+            f"{text_of(run.planned_peak_bytes - run.budget_bytes)}, "
+            f"to {text_of(run.planned_peak_bytes)}"
+        )
     if run.peak_held_bytes > run.budget_bytes:
         lines.append(f"the allocator held {text_of(run.peak_held_bytes)}, over the budget")
     if run.evictions or run.recoveries:

@@ -52,7 +52,9 @@
   function overBudget() {
     const planned = run.total_steps - run.observed_steps;
     if (run.steps_over) {
-      return `${run.steps_over} of ${planned} planned steps went over the budget: the highest peak is ${bytes(run.peak_bytes)}, ${bytes(run.peak_bytes - run.budget_bytes)} too much.`;
+      const highest = run.planned_peak_bytes, which = run.steps_over > 1 ? "the highest of them " : "";
+      return `${run.steps_over} of ${planned} planned steps went over the budget, ${which}by ${bytes(highest - run.budget_bytes)}, to ${bytes(highest)}.` +
+        (run.peak_bytes > highest ? ` An observed step went higher, to ${bytes(run.peak_bytes)}.` : "");
     }
     if (run.peak_bytes > run.budget_bytes) return `An observed step went over the budget, by ${bytes(run.peak_bytes - run.budget_bytes)}.`;
     if (run.peak_held_bytes > run.budget_bytes) {
