@@ -176,6 +176,16 @@ def test_planned_steps_are_told_of_with_their_own_peak(
     assert f"An observed step went higher, to {text_of(budget + (9 << 20))}." in said
 
 
+def test_no_saving_is_negative(browser: Any, contents: Contents, tmp_path: Path) -> None:
+    assert contents.time is not None
+    opened(browser, contents, tmp_path)
+    assert "of recomputing avoided" in words(browser, "#summary")
+    longer = replace(contents.time, chosen_seconds=20.0, everything_seconds=10.0)
+    opened(browser, replace(contents, time=longer), tmp_path)
+    assert "to recompute everything would take 10.00 s" in words(browser, "#summary")
+    assert "-10" not in words(browser, "#summary")
+
+
 def test_the_link_s_traffic_is_drawn_below_the_blocks(
     browser: Any, recorded_with_host: tuple[Path, mimose.Mimose], tmp_path: Path
 ) -> None:

@@ -69,6 +69,25 @@ def test_mimose_recomputes_less_than_a_static_plan_and_that_less_than_everything
     assert 0 < time.chosen_seconds < time.static_seconds < time.everything_seconds
 
 
+def test_time_is_counted_by_the_final_estimates_alone(
+    contents: Contents, recording_file: Path
+) -> None:
+    recording = read_recording(recording_file)
+    steps = [replace(step, recompute_milliseconds=1e6) for step in recording.steps]
+    assert contents_of(replace(recording, steps=steps)).time == contents.time
+
+
+def test_plans_that_recompute_everything_take_as_long_as_everything(recording_file: Path) -> None:
+    recording = read_recording(recording_file)
+    steps = [
+        step if step.plan is None else replace(step, plan="r" * len(step.plan))
+        for step in recording.steps
+    ]
+    time = contents_of(replace(recording, steps=steps)).time
+    assert time is not None
+    assert time.chosen_seconds == pytest.approx(time.everything_seconds)
+
+
 def test_report_and_statistics_agree_on_the_time_spent_recomputing(
     contents: Contents, recorded: tuple[Path, mimose.Mimose]
 ) -> None:

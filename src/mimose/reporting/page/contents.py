@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mimose.costs import extra_nanoseconds
+from mimose.costs import Option, Profile, extra_nanoseconds
 from mimose.planning import Optimal, Static
 from mimose.reporting.outlook import Outlook, whole_seconds
 from mimose.reporting.page.size_axis import SizeAxis
@@ -15,17 +15,21 @@ from mimose.reporting.page.size_figures import SizeFigures, figures_by_size
 from mimose.reporting.reader import RecordedStep, Recording
 
 _MOST_STEPS = 4000
+_OPTIONS = {option.letter: option for option in Option}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeFigures:
-    """Recompute time over all planned steps whose costs can be predicted."""
+    """Recompute time over all planned steps whose costs can be predicted.
+
+    All of it by the costs that were known at the end of the run, so that the plans can be compared.
+    """
 
     steps: int
     seconds: float
     """Total time of these steps."""
     chosen_seconds: float
-    """Under the plans that were used."""
+    """Under the plans that were used, with waiting for the host."""
     static_seconds: float
     """If all steps had used the plan of the largest size."""
     everything_seconds: float
@@ -181,17 +185,22 @@ def _time(recording: Recording, outlook: Outlook) -> TimeFigures | None:
     profiles = {step.size: outlook.profile(step.size) for step in recording.planned}
     pairs = zip(recording.steps, recording.seconds(), strict=True)
     took = {id(step): seconds for step, seconds in pairs}
-    steps = [step for step in recording.planned if profiles[step.size] is not None]
-    if not steps:
-        return None
-    budget, static = recording.header.budget_bytes, Static(Optimal())
     known = {size: profile for size, profile in profiles.items() if profile is not None}
+    chosen = [
+        (step, seconds)
+        for step in recording.planned
+        if step.size in known and (seconds := _chosen_seconds(step, known[step.size])) is not None
+    ]
+    if not chosen:
+        return None
+    steps = [step for step, _ in chosen]
+    budget, static = recording.header.budget_bytes, Static(Optimal())
     largest = max(known.values(), key=lambda profile: sum(run.saved for run in profile.runs))
     static_choices = static.plan(largest, outlook.available(largest, budget)).choices
     return TimeFigures(
         steps=len(steps),
         seconds=sum(took[id(step)] for step in steps),
-        chosen_seconds=sum(step.recompute_milliseconds for step in steps) / 1e3,
+        chosen_seconds=sum(seconds for _, seconds in chosen),
         static_seconds=sum(
             extra_nanoseconds(known[step.size], static_choices) / 1e9
             for step in steps
@@ -199,3 +208,11 @@ def _time(recording: Recording, outlook: Outlook) -> TimeFigures | None:
         ),
         everything_seconds=sum(whole_seconds(known[step.size]) for step in steps),
     )
+
+
+def _chosen_seconds(step: RecordedStep, profile: Profile) -> float | None:
+    """The time that the step's plan adds; None if the plan is for other runs than predicted."""
+    choices = [_OPTIONS[letter] for letter in step.plan or ""]
+    if len(choices) != len(profile.runs):
+        return None
+    return extra_nanoseconds(replace(profile, link=step.link), choices) / 1e9

@@ -35,7 +35,9 @@
     }
     if (run.time) {
       const time = run.time, saved = time.everything_seconds - time.chosen_seconds;
-      tiles.push(tile(seconds(saved), `of recomputing avoided: ${percent(saved / (time.everything_seconds || 1))} of the time to recompute everything`));
+      tiles.push(saved < 0 // with the host: to wait for it can take longer than to recompute
+        ? tile(seconds(time.chosen_seconds), `of recomputing and waiting for the host; to recompute everything would take ${seconds(time.everything_seconds)}`)
+        : tile(seconds(saved), `of recomputing avoided: ${percent(saved / (time.everything_seconds || 1))} of the time to recompute everything`));
     }
     byId("summary").replaceChildren(...tiles);
   }
@@ -263,7 +265,7 @@
   function drawTime() {
     const time = run.time;
     if (!time) { byId("time-card").hidden = true; return; }
-    byId("time-text").textContent = `Over ${time.steps} planned steps, which took ${seconds(time.seconds)} without pauses. Recomputing took about ${percent(run.recompute_share, 1)} of the time of planned steps. The static plan is that of the largest batch, used for all batches.`;
+    byId("time-text").textContent = `Over ${time.steps} planned steps, which took ${seconds(time.seconds)} without pauses. By the final estimates, recomputing was about ${percent(Math.min(1, time.chosen_seconds / (time.seconds || 1)), 1)} of that. The static plan is that of the largest batch, used for all batches.`;
     const rows = [["mimose", time.chosen_seconds, "plan"], ["static plan", time.static_seconds, "grey"], ["everything", time.everything_seconds, "again"]];
     const place = byId("time-chart"), width = Math.max(320, place.clientWidth), left = 100;
     const most = Math.max(...rows.map((row) => row[1]), 1e-9);
