@@ -160,6 +160,15 @@ def test_peaks_that_nobody_saw_leave_predictions_and_what_was_held(
     assert no_complaints(browser)
 
 
+def test_forwards_that_will_be_repeated_are_empty_boxes(
+    browser: Any, contents: Contents, tmp_path: Path
+) -> None:
+    opened(browser, contents, tmp_path)
+    for index, size in enumerate(contents.sizes):
+        slide(browser, index)
+        assert count(browser, "#within-chart .hollow") == size.plan.count("r")
+
+
 def test_planned_steps_are_told_of_with_their_own_peak(
     browser: Any, contents: Contents, tmp_path: Path
 ) -> None:

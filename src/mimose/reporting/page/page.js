@@ -239,9 +239,10 @@
       const phase = c.phase[i], letter = z.plan[c.run[i]];
       if (phase === "g") continue;
       const tone = phase === "r" ? "again" : phase === "f" ? TONES[letter] : "grey";
-      const width = Math.max(0.5, plot.x(c.ms[i]) - plot.x(begin) - 1);
-      plot.add("rect", { x: plot.x(begin), y, width, height: high, rx: 2, class: "work",
-        style: `fill:${colour(tone)};opacity:${phase === "b" ? 0.45 : phase === "f" && letter === "r" ? 0.4 : phase === "h" || phase === "t" ? 0.2 : 1}` });
+      const x = plot.x(begin), width = Math.max(0.5, plot.x(c.ms[i]) - x - 1);
+      if (phase === "f" && letter === "r") plot.frame(x, y, width, high, "again");
+      else plot.add("rect", { x, y, width, height: high, rx: 2, class: "work",
+        style: `fill:${colour(tone)};opacity:${phase === "b" ? 0.45 : phase === "h" || phase === "t" ? 0.2 : 1}` });
       begin = c.ms[i];
     }
     const turn = c.ms[c.phase.lastIndexOf("h")], below = drawCopies(plot, z, y + high + 4) + 16;

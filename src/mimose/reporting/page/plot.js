@@ -141,6 +141,12 @@ class Plot {
     const start = this.x(points[0][0]).toFixed(1), end = this.x(points[points.length - 1][0]).toFixed(1);
     this.add("path", { d: `M${start} ${floor}${path}L${end} ${floor}Z`, style: `fill:${colour(tone)};opacity:.13` });
   }
+  // An empty box; of a narrow one only the upper and lower edge, as its sides would fill it
+  frame(x, y, width, height, tone) {
+    const style = `stroke:${colour(tone)};stroke-width:1.2;fill:none`;
+    if (width < 5) this.add("path", { d: `M${x} ${y + 0.6}h${width}m0 ${height - 1.2}h${-width}`, class: "work hollow", style });
+    else this.add("rect", { x: x + 0.6, y: y + 0.6, width: width - 1.2, height: height - 1.2, rx: 1.5, class: "work hollow", style });
+  }
   onHover(move, leave = () => {}, click = () => {}) {
     const cursor = this.add("line", { class: "cursor", y1: this.box.top, y2: this.box.bottom, visibility: "hidden" });
     const valueAt = (event) => {
