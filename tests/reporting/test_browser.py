@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,16 +138,35 @@ def test_a_run_that_has_not_planned_yet_says_so(
     assert no_complaints(browser)
 
 
+@pytest.fixture
+def narrow_browser(browser: Any) -> Iterator[Any]:
+    """The browser with a page as wide as on a phone, which is narrower than windows can be."""
+    size = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    yield browser
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_a_narrow_window_needs_no_sideways_scrolling(
-    browser: Any, contents: Contents, tmp_path: Path
+    narrow_browser: Any, contents: Contents, tmp_path: Path
 ) -> None:
-    browser.set_window_size(500, 900)
-    opened(browser, contents, tmp_path)
-    wide = browser.execute_script(
+    opened(narrow_browser, contents, tmp_path)
+    wide = narrow_browser.execute_script(
         "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
     )
-    browser.set_window_size(1200, 1000)
     assert wide <= 0
+
+
+def test_labels_of_a_narrow_page_stay_on_their_cards(
+    narrow_browser: Any, contents: Contents, tmp_path: Path
+) -> None:
+    opened(narrow_browser, contents, tmp_path)
+    outside = narrow_browser.execute_script(
+        "const right = (node) => node.getBoundingClientRect().right;"
+        "return [...document.querySelectorAll('.card svg text')]"
+        ".filter((text) => right(text) > right(text.closest('.card'))).map((t) => t.textContent)"
+    )
+    assert outside == []
 
 
 def test_peaks_that_nobody_saw_leave_predictions_and_what_was_held(
@@ -167,6 +187,9 @@ def test_forwards_that_will_be_repeated_are_empty_boxes(
     for index, size in enumerate(contents.sizes):
         slide(browser, index)
         assert count(browser, "#within-chart .hollow") == size.plan.count("r")
+        assert ("forward: to be recomputed" in words(browser, "#strip-legend")) == (
+            "r" in size.plan
+        )
 
 
 def test_planned_steps_are_told_of_with_their_own_peak(

@@ -222,8 +222,8 @@
           `${text} ${bytes(curves[key].bytes[nearest(curves[key].ms, value)])}`)]);
       return c.ms[i];
     });
-    legend("within-legend", [["mimose's plan", "plan"], ["all kept", "keep"], ["all recomputed", "again"], ["budget", "budget", "dashed"],
-      ...(z.moved_bytes ? [["copy to the host", "ink", "box"], ["copy back", "grey", "box"]] : [])]);
+    legend("within-legend", [["mimose's plan", "plan"], ["all kept", "keep"], ["all recomputed", "again"], ["budget", "budget", "dashed"]]);
+    drawStripLegend(z);
   }
   const moved = (z) => (z.moved_bytes ? `, moves ${bytes(z.moved_bytes)} to the host and back (${seconds(z.stall_seconds)} of waiting for transfers)` : "");
   function copyAt(z, ms) {
@@ -231,6 +231,14 @@
     return i >= 0 && `${z.copies.away[i] ? "copy to the host" : "copy back"}: ${bytes(z.copies.bytes[i])} of ${run.runs[z.copies.run[i]]}`;
   }
 
+  function drawStripLegend(z) {
+    const forwards = [["K", "kept"], ["H", "saved on the host"], ["r", "to be recomputed", " hollow"], ["h", "to be recomputed, input on the host"], ["f", "cannot be recomputed"]];
+    legend("strip-legend", [
+      ...forwards.filter(([letter]) => z.plan.includes(letter)).map(([letter, text, kind = ""]) => [`forward: ${text}`, TONES[letter], "box" + kind]),
+      ...(recomputed(z.plan) ? [["recomputing", "again", "box"]] : []), ["backward", "grey", "box faint"], ["loss, embeddings", "grey", "box fainter"],
+      ...(z.moved_bytes ? [["link: copy to the host", "ink", "box"], ["link: copy back", "grey", "box"]] : []),
+    ]);
+  }
   function drawWork(plot, z) {
     const c = z.curves.plan, y = plot.box.bottom + 25, high = 13;
     let begin = 0;
@@ -247,7 +255,7 @@
     }
     const turn = c.ms[c.phase.lastIndexOf("h")], below = drawCopies(plot, z, y + high + 4) + 16;
     plot.add("text", { x: plot.x(0), y: below }, "forward →");
-    if (turn !== undefined) plot.add("text", { x: plot.x(turn), y: below }, "backward → (solid orange: recomputing)");
+    if (turn !== undefined) plot.add("text", { x: plot.x(turn), y: below }, "backward →");
   }
 
   // The link to the host: when it copies, and which way. Returns where it ends on the page
