@@ -218,6 +218,23 @@ def test_no_saving_is_negative(browser: Any, contents: Contents, tmp_path: Path)
     assert "-10" not in words(browser, "#summary")
 
 
+def test_one_of_a_thing_is_told_in_the_singular(
+    browser: Any, contents: Contents, tmp_path: Path
+) -> None:
+    assert contents.time is not None
+    only = replace(
+        contents,
+        sizes=contents.sizes[:1],
+        summary=replace(contents.summary, total_steps=1, observed_steps=0),
+        time=replace(contents.time, steps=1),
+    )
+    opened(browser, only, tmp_path)
+    browser.execute_script("document.getElementById('blocks-card').open = true")
+    assert "step in" in words(browser, "#summary")
+    assert "Over 1 planned step," in words(browser, "#time-text")
+    assert "kept at (of 1 size)" in words(browser, "#blocks")
+
+
 def test_the_link_s_traffic_is_drawn_below_the_blocks(
     browser: Any, recorded_with_host: tuple[Path, mimose.Mimose], tmp_path: Path
 ) -> None:

@@ -236,6 +236,14 @@ def test_figures_of_a_benchmark_are_inside_its_page(tmp_path: Path) -> None:
     assert 'src="data:image/png;base64,iVBORw=="' in page
 
 
+def test_one_of_a_thing_is_told_in_the_singular(recording_file: Path) -> None:
+    recording = read_recording(recording_file)
+    one = replace(recording, steps=[recording.planned[-1]])
+    text = markdown_of(contents_of(one), "run")
+    assert "- 1 step in" in text
+    assert "Total of 1 planned step," in text
+
+
 def test_a_long_run_is_thinned_to_its_highest_steps(recording_file: Path) -> None:
     steps = read_recording(recording_file).steps
     few = thinned(steps, most=5)

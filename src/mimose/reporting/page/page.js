@@ -13,7 +13,7 @@
 
   function drawAbout() {
     const head = run.header;
-    byId("about").textContent = `${run.runs.length} blocks on ${head.device_name === "CPU" ? "the CPU" : head.device_name}` +
+    byId("about").textContent = `${counted(run.runs.length, "block")} on ${head.device_name === "CPU" ? "the CPU" : head.device_name}` +
       ` · budget ${bytes(run.budget_bytes)}${head.enforce ? ", enforced" : ""} · ${head.planner} planner`;
     byId("foot").textContent = `mimose ${head.mimose_version} · torch ${head.torch_version} · started ${head.began.replace("T", " ")}` +
       ` · parameters ${bytes(head.parameter_bytes)}`;
@@ -24,14 +24,14 @@
     const tiles = [
       tile(bytes(run.peak_bytes), `highest peak, ${percent(run.peak_bytes / run.budget_bytes)} of ${bytes(run.budget_bytes)}`,
         run.peak_bytes / run.budget_bytes),
-      tile(String(run.total_steps), `steps in ${seconds(run.seconds)}: ${run.observed_steps} observed, ${planned} planned`),
+      tile(String(run.total_steps), `${run.total_steps === 1 ? "step" : "steps"} in ${seconds(run.seconds)}: ${run.observed_steps} observed, ${planned} planned`),
     ];
     if (run.worst_shortfall !== null) {
       tiles.push(tile(percent(run.worst_shortfall, 2), `largest underestimate of a peak; peaks are overestimated by ${percent(run.mean_excess, 2)} on average`));
     }
     if (run.evictions || run.recoveries) {
       const rerun = run.recoveries - run.retries;
-      tiles.push(tile(String(run.evictions), `kept block runs evicted because memory ran short; recomputed instead of kept: ${rerun}; steps retried: ${run.retries}`));
+      tiles.push(tile(String(run.evictions), `kept block ${run.evictions === 1 ? "run" : "runs"} evicted because memory ran short; recomputed instead of kept: ${rerun}; steps retried: ${run.retries}`));
     }
     if (run.time) {
       const time = run.time, saved = time.everything_seconds - time.chosen_seconds;
@@ -55,7 +55,7 @@
     const planned = run.total_steps - run.observed_steps;
     if (run.steps_over) {
       const highest = run.planned_peak_bytes, which = run.steps_over > 1 ? "the highest of them " : "";
-      return `${run.steps_over} of ${planned} planned steps went over the budget, ${which}by ${bytes(highest - run.budget_bytes)}, to ${bytes(highest)}.` +
+      return `${run.steps_over} of ${counted(planned, "planned step")} went over the budget, ${which}by ${bytes(highest - run.budget_bytes)}, to ${bytes(highest)}.` +
         (run.peak_bytes > highest ? ` An observed step went higher, to ${bytes(run.peak_bytes)}.` : "");
     }
     if (run.peak_bytes > run.budget_bytes) return `An observed step went over the budget, by ${bytes(run.peak_bytes - run.budget_bytes)}.`;
@@ -104,7 +104,7 @@
       ...(hidden ? [["held by the allocator", "grey"]] : []),
       ["budget", "budget", "dashed"], ["budget less reserve", "budget", "dotted"]]);
     byId("steps-note").textContent = s.number.length < run.total_steps
-      ? `${s.number.length} of ${run.total_steps} steps are shown: the one with the highest peak in each interval.` : "";
+      ? `${s.number.length} of ${counted(run.total_steps, "step")} are shown: the one with the highest peak in each interval.` : "";
   }
 
   function drawSizes() {
@@ -134,7 +134,7 @@
       const i = nearest(sizes.map((z) => z.x), value);
       if (i < 0) return undefined;
       const z = sizes[i];
-      showTip(event, [`${z.label} · ${z.steps} ${z.steps === 1 ? "step" : "steps"}`, bound(z), `all kept ${bytes(z.kept_peak_bytes)}`,
+      showTip(event, [`${z.label} · ${counted(z.steps, "step")}`, bound(z), `all kept ${bytes(z.kept_peak_bytes)}`,
         `this plan ${bytes(z.plan_peak_bytes)}`, `all recomputed ${bytes(z.recomputed_peak_bytes)}`]);
       return z.x;
     }, hideTip, (value) => choose(nearest(sizes.map((z) => z.x), value)));
@@ -202,7 +202,7 @@
     byId("size-label").textContent = z.label;
     const again = recomputed(z.plan), verdict = z.plan_peak_bytes <= run.budget_bytes ? "fits" : z.at_most_as ? "may not fit" : "does not fit";
     byId("within-text").textContent = (z.at_most_as ? `Upper bounds: ${bound(z)}. ` : "") + `With all blocks kept the peak would be ${bytes(z.kept_peak_bytes)}, with all recomputed ${bytes(z.recomputed_peak_bytes)}. ` +
-      `The plan recomputes ${again} of ${z.plan.length} blocks (${seconds(z.plan_seconds)} of ${seconds(z.whole_seconds)})${moved(z)} and peaks at ${bytes(z.plan_peak_bytes)}: ${verdict}.`;
+      `The plan recomputes ${again} of ${counted(z.plan.length, "block")} (${seconds(z.plan_seconds)} of ${seconds(z.whole_seconds)})${moved(z)} and peaks at ${bytes(z.plan_peak_bytes)}: ${verdict}.`;
     const longest = Math.max(...Object.values(curves).map((c) => c.ms[c.ms.length - 1]));
     const top = Math.max(z.kept_peak_bytes, Math.min(run.budget_bytes, 1.6 * z.kept_peak_bytes)) * 1.08;
     const plot = new Plot("within-chart", {
@@ -274,7 +274,7 @@
   function drawTime() {
     const time = run.time;
     if (!time) { byId("time-card").hidden = true; return; }
-    byId("time-text").textContent = `Over ${time.steps} planned steps, which took ${seconds(time.seconds)} without pauses. By the final estimates, recomputing was about ${percent(Math.min(1, time.chosen_seconds / (time.seconds || 1)), 1)} of that. The static plan is that of the largest batch, used for all batches.`;
+    byId("time-text").textContent = `Over ${counted(time.steps, "planned step")}, which took ${seconds(time.seconds)} without pauses. By the final estimates, recomputing was about ${percent(Math.min(1, time.chosen_seconds / (time.seconds || 1)), 1)} of that. The static plan is that of the largest batch, used for all batches.`;
     const rows = [["mimose", time.chosen_seconds, "plan"], ["static plan", time.static_seconds, "grey"], ["everything", time.everything_seconds, "again"]];
     const place = byId("time-chart"), width = Math.max(320, place.clientWidth), left = 100;
     const most = Math.max(...rows.map((row) => row[1]), 1e-9);
@@ -297,7 +297,7 @@
     byId("blocks-card").hidden = !z;
     if (!z) return;
     byId("blocks").tHead.rows[0].cells[1].textContent = `memory if kept, ${z.at_most_as ? "at most, measured at " + z.at_most_as : "at " + z.label}`;
-    byId("blocks").tHead.rows[0].cells[3].textContent = `kept in … of ${run.sizes.length} sizes`;
+    byId("blocks").tHead.rows[0].cells[3].textContent = `kept at (of ${counted(run.sizes.length, "size")})`;
     byId("blocks").tBodies[0].replaceChildren(...run.runs.map((name, k) => make("tr", {}, make("td", {}, name),
       make("td", { class: "number" }, bytes(z.saved_bytes[k])), make("td", { class: "number" }, seconds(z.run_seconds[k])),
       make("td", { class: "number" }, String(run.sizes.filter((size) => size.plan[k] === "K").length)))));

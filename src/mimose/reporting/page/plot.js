@@ -22,6 +22,7 @@ function seconds(s) {
   return (s * 1e3).toFixed(s < 0.01 ? 2 : 1) + " ms";
 }
 const percent = (share, digits = 0) => (100 * share).toFixed(digits) + "%";
+const counted = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 const count = (text, letter) => text.split(letter).length - 1;
 
 // Elements: text is always inserted as text, never as markup
