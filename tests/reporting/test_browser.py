@@ -151,10 +151,14 @@ def test_a_narrow_window_needs_no_sideways_scrolling(
     narrow_browser: Any, contents: Contents, tmp_path: Path
 ) -> None:
     opened(narrow_browser, contents, tmp_path)
-    wide = narrow_browser.execute_script(
-        "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    narrow_browser.execute_script("document.getElementById('blocks-card').open = true")
+    wide, name = narrow_browser.execute_script(
+        "const root = document.documentElement;"
+        "return [root.scrollWidth - root.clientWidth,"
+        " document.querySelector('#blocks tbody td').offsetWidth]"
     )
     assert wide <= 0
+    assert name > 100
 
 
 def test_labels_of_a_narrow_page_stay_on_their_cards(
