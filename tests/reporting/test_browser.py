@@ -62,6 +62,19 @@ def test_every_chart_is_drawn(browser: Any, contents: Contents, tmp_path: Path) 
     assert no_complaints(browser)
 
 
+def test_all_marks_of_the_steps_are_in_the_legend(
+    browser: Any, contents: Contents, tmp_path: Path
+) -> None:
+    opened(browser, contents, tmp_path)
+    assert "in use at the start of the step" in words(browser, "#steps-legend")
+    assert count(browser, "#steps-chart path.event") == 0
+    assert "event" not in words(browser, "#steps-legend")
+    event = {"step": 3, "at": 0.1, "kind": "recovery", "text": "memory ran out"}
+    opened(browser, replace(contents, events=(event,)), tmp_path)
+    assert count(browser, "#steps-chart path.event") == 1
+    assert "event, listed below" in words(browser, "#steps-legend")
+
+
 def test_choosing_a_size_shows_its_own_plan(
     browser: Any, contents: Contents, tmp_path: Path
 ) -> None:

@@ -77,14 +77,15 @@
     const at = (wanted, of) => s.number.flatMap((n, i) => (wanted(i) && of[i] !== null ? [[n, of[i]]] : []));
     plot.level(run.budget_bytes, "budget", "budget");
     plot.level(limit, "limit");
-    for (const event of run.events) {
-      if (event.kind === "planning") continue;
+    const marked = run.events.filter((event) => event.kind !== "planning");
+    for (const event of marked) {
       plot.add("path", { d: `M${plot.x(event.step)} ${plot.box.top}l5 8h-10z`, class: "event", style: `fill:${colour("budget")}` });
     }
     const size = s.number.length > 600 ? 3 : s.number.length > 150 ? 4 : 6;
     const hidden = s.peak.some((peak, i) => peak === null && s.held[i] !== null);
     if (hidden) plot.line(at((i) => s.held[i] !== null, s.held), "grey", "stroke-width:1.2");
-    plot.dots(at((i) => s.plan[i] !== null, s.base), "grey", 2);
+    const bases = at((i) => s.plan[i] !== null, s.base);
+    plot.dots(bases, "grey", 2);
     plot.dashes(at((i) => s.plan[i] !== null, s.predicted), "ink");
     plot.dots(at((i) => s.plan[i] === null, s.peak), "grey", size);
     plot.dots(at((i) => s.plan[i] !== null, s.peak), "plan", size, "peaks");
@@ -102,7 +103,9 @@
     });
     legend("steps-legend", [["real peak, planned", "plan", "dot"], ["real peak, observed", "grey", "dot"], ["predicted", "ink"],
       ...(hidden ? [["held by the allocator", "grey"]] : []),
-      ["budget", "budget", "dashed"], ["budget less reserve", "budget", "dotted"]]);
+      ["budget", "budget", "dashed"], ["budget less reserve", "budget", "dotted"],
+      ...(bases.length ? [["in use at the start of the step", "grey", "dot small"]] : []),
+      ...(marked.length ? [["event, listed below", "budget", "triangle"]] : [])]);
     byId("steps-note").textContent = s.number.length < run.total_steps
       ? `${s.number.length} of ${counted(run.total_steps, "step")} are shown: the one with the highest peak in each interval.` : "";
   }
