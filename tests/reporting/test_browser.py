@@ -75,6 +75,25 @@ def test_all_marks_of_the_steps_are_in_the_legend(
     assert "event, listed below" in words(browser, "#steps-legend")
 
 
+def test_evictions_are_marked_at_their_steps(
+    browser: Any, recording_file: Path, tmp_path: Path
+) -> None:
+    from selenium.webdriver import ActionChains
+
+    recording = read_recording(recording_file)
+    *others, last = recording.steps
+    evicting = replace(recording, steps=[*others, replace(last, evictions=2)])
+    opened(browser, contents_of(evicting), tmp_path)
+    assert count(browser, "#steps-chart path.eviction") == 1
+    assert count(browser, "#steps-chart path.event") == 0
+    assert "kept runs evicted" in words(browser, "#steps-legend")
+    assert "2 kept runs evicted because memory ran short" in words(browser, "#events")
+    mark = browser.find_element(CSS, "#steps-chart path.eviction")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", mark)
+    ActionChains(browser).move_to_element(mark).perform()
+    assert "2 kept runs evicted" in words(browser, "#tip")
+
+
 def test_choosing_a_size_shows_its_own_plan(
     browser: Any, contents: Contents, tmp_path: Path
 ) -> None:

@@ -228,6 +228,26 @@ def test_the_peak_of_an_observed_step_is_not_said_of_planned_ones(recording_file
     assert f"by 1.00 MiB, to {text_of(highest)}" in markdown_of(contents, "run")
 
 
+def test_steps_that_evicted_are_events_in_order_of_time(recording_file: Path) -> None:
+    recording = read_recording(recording_file)
+    steps = [replace(step, evictions=step.number % 2) for step in recording.steps]
+    events = contents_of(replace(recording, steps=steps[:8])).events
+    assert [e["step"] for e in events if e["kind"] == "eviction"] == [1, 3, 5, 7]
+    assert [e["at"] for e in events] == sorted(e["at"] for e in events)
+    assert "| 3 | eviction | 1 kept run evicted" in markdown_of(
+        contents_of(replace(recording, steps=steps)), "run"
+    )
+
+
+def test_of_many_steps_that_evicted_the_later_ones_are_counted(recording_file: Path) -> None:
+    recording = read_recording(recording_file)
+    steps = [replace(recording.steps[0], number=n, evictions=3) for n in range(1, 31)]
+    events = contents_of(replace(recording, steps=steps)).events
+    evictions = [e for e in events if e["kind"] == "eviction"]
+    assert len(evictions) == 20
+    assert evictions[-1]["text"].endswith("; runs were evicted in 10 later steps too")
+
+
 def test_figures_of_a_benchmark_are_inside_its_page(tmp_path: Path) -> None:
     pytest.importorskip("markdown_it")
     (tmp_path / "time.png").write_bytes(b"\x89PNG")

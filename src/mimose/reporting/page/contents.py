@@ -15,6 +15,8 @@ from mimose.reporting.page.size_figures import SizeFigures, figures_by_size
 from mimose.reporting.reader import RecordedStep, Recording
 
 _MOST_STEPS = 4000
+_MOST_EVICTIONS = 20
+"""Of more steps with evictions, the events list only the first ones and the number of others."""
 _OPTIONS = {option.letter: option for option in Option}
 
 
@@ -103,10 +105,7 @@ def contents_of(recording: Recording) -> Contents:
         steps=_columns(steps, axis),
         sizes=figures_by_size(recording, outlook, axis),
         time=_time(recording, outlook),
-        events=tuple(
-            {"step": e.step, "at": e.at_seconds, "kind": e.kind, "text": e.text}
-            for e in recording.events
-        ),
+        events=_events(recording),
     )
 
 
@@ -149,6 +148,7 @@ def _columns(steps: Sequence[RecordedStep], axis: SizeAxis) -> dict[str, list[An
         "peak": [s.peak_bytes for s in shown],
         "held": [s.held_bytes for s in shown],
         "plan": [s.plan for s in shown],
+        "evictions": [s.evictions for s in shown],
         "milliseconds": [s.milliseconds for s in shown],
     }
 
@@ -171,6 +171,28 @@ def _runs(recording: Recording, outlook: Outlook, axis: SizeAxis) -> tuple[str, 
                 blocks[index] + (f" (run {nth + 1})" if nth else "") for index, nth in pattern
             )
     return recording.header.blocks
+
+
+def _events(recording: Recording) -> tuple[dict[str, Any], ...]:
+    """The recorded events, and the steps in which kept runs were evicted."""
+    events = [
+        {"step": e.step, "at": e.at_seconds, "kind": e.kind, "text": e.text}
+        for e in recording.events
+    ]
+    evicting = [step for step in recording.steps if step.evictions]
+    for number, step in enumerate(evicting[:_MOST_EVICTIONS], 1):
+        text = f"{counted(step.evictions, 'kept run')} evicted because memory ran short"
+        if number == _MOST_EVICTIONS < len(evicting):
+            text += f"; runs were evicted in {counted(len(evicting) - number, 'later step')} too"
+        events.append(
+            {"step": step.number, "at": step.at_seconds, "kind": "eviction", "text": text}
+        )
+    return tuple(sorted(events, key=lambda event: event["at"]))
+
+
+def counted(number: int, word: str) -> str:
+    """The number and the word, in the plural unless the number is 1."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _recompute_share(recording: Recording) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mimose.reporting.page.contents import Contents, TimeFigures
+from mimose.reporting.page.contents import Contents, TimeFigures, counted
 from mimose.reporting.page.size_figures import SizeFigures
 from mimose.units import text_of
 
@@ -27,10 +27,10 @@ def markdown_of(contents: Contents, title: str) -> str:
 def _summary(contents: Contents) -> str:
     header, run = contents.header, contents.summary
     lines = [
-        f"{_counted(len(contents.runs), 'block')} on {header['device_name']}, budget "
+        f"{counted(len(contents.runs), 'block')} on {header['device_name']}, budget "
         f"{text_of(run.budget_bytes)}, planner {header['planner']}, "
         f"mimose {header['mimose_version']}, torch {header['torch_version']}",
-        f"{_counted(run.total_steps, 'step')} in {run.seconds:.1f} s, "
+        f"{counted(run.total_steps, 'step')} in {run.seconds:.1f} s, "
         f"of which {run.observed_steps} observed",
         f"highest peak {text_of(run.peak_bytes)}, "
         f"{run.peak_bytes / run.budget_bytes:.1%} of the budget",
@@ -42,7 +42,7 @@ def _summary(contents: Contents) -> str:
     if run.steps_over:
         planned = run.total_steps - run.observed_steps
         lines.append(
-            f"{run.steps_over} of {_counted(planned, 'planned step')} went over the budget, "
+            f"{run.steps_over} of {counted(planned, 'planned step')} went over the budget, "
             f"{'the highest of them ' if run.steps_over > 1 else ''}by "
             f"{text_of(run.planned_peak_bytes - run.budget_bytes)}, "
             f"to {text_of(run.planned_peak_bytes)}"
@@ -102,13 +102,9 @@ def _time(time: TimeFigures) -> str:
         ("static plan for the largest size", f"{time.static_seconds:.2f}"),
         ("everything", f"{time.everything_seconds:.2f}"),
     )
-    steps = _counted(time.steps, "planned step")
+    steps = counted(time.steps, "planned step")
     total = f"Total of {steps}, which took {time.seconds:.2f} s without pauses."
     return _table(("recomputed", "seconds"), rows) + f"\n\n{total}"
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:

@@ -77,10 +77,11 @@
     const at = (wanted, of) => s.number.flatMap((n, i) => (wanted(i) && of[i] !== null ? [[n, of[i]]] : []));
     plot.level(run.budget_bytes, "budget", "budget");
     plot.level(limit, "limit");
-    const marked = run.events.filter((event) => event.kind !== "planning");
-    for (const event of marked) {
-      plot.add("path", { d: `M${plot.x(event.step)} ${plot.box.top}l5 8h-10z`, class: "event", style: `fill:${colour("budget")}` });
-    }
+    const marked = run.events.filter((event) => !["planning", "eviction"].includes(event.kind)).map((event) => event.step);
+    const evicting = s.number.filter((_, i) => s.evictions[i]);
+    const triangle = (n, tone, kind) => plot.add("path", { d: `M${plot.x(n)} ${plot.box.top}l5 8h-10z`, class: kind, style: `fill:${colour(tone)}` });
+    evicting.forEach((n) => triangle(n, "again", "eviction"));
+    marked.forEach((n) => triangle(n, "budget", "event"));
     const size = s.number.length > 600 ? 3 : s.number.length > 150 ? 4 : 6;
     const hidden = s.peak.some((peak, i) => peak === null && s.held[i] !== null);
     if (hidden) plot.line(at((i) => s.held[i] !== null, s.held), "grey", "stroke-width:1.2");
@@ -95,6 +96,7 @@
       showTip(event, [
         `step ${s.number[i]} · ${s.label[i]}`,
         s.plan[i] === null ? "observed: its costs were measured" : `plan ${s.plan[i]}: ${recomputed(s.plan[i])} recomputed` + (count(s.plan[i], "H") ? `, ${count(s.plan[i], "H")} on the host` : ""),
+        s.evictions[i] > 0 && `${counted(s.evictions[i], "kept run")} evicted`,
         s.predicted[i] !== null && `predicted ${bytes(s.predicted[i])}`,
         s.peak[i] !== null ? `real peak ${bytes(s.peak[i])}` : "real peak not measured (below an earlier one)",
         `in use at the start ${bytes(s.base[i])}`,
@@ -105,7 +107,8 @@
       ...(hidden ? [["held by the allocator", "grey"]] : []),
       ["budget", "budget", "dashed"], ["budget less reserve", "budget", "dotted"],
       ...(bases.length ? [["in use at the start of the step", "grey", "dot small"]] : []),
-      ...(marked.length ? [["event, listed below", "budget", "triangle"]] : [])]);
+      ...(marked.length ? [["event, listed below", "budget", "triangle"]] : []),
+      ...(evicting.length ? [["kept runs evicted", "again", "triangle"]] : [])]);
     byId("steps-note").textContent = s.number.length < run.total_steps
       ? `${s.number.length} of ${counted(run.total_steps, "step")} are shown: the one with the highest peak in each interval.` : "";
   }
