@@ -179,6 +179,17 @@ def narrow_browser(browser: Any) -> Iterator[Any]:
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_the_only_size_has_dots_instead_of_lines(
+    browser: Any, contents: Contents, tmp_path: Path
+) -> None:
+    opened(browser, replace(contents, sizes=contents.sizes[-1:]), tmp_path)
+    paths = [
+        path.get_attribute("d") for path in browser.find_elements(CSS, "#sizes-chart svg path")
+    ]
+    assert len(paths) == 4
+    assert all(path.endswith("h0") for path in paths)
+
+
 def test_a_narrow_window_needs_no_sideways_scrolling(
     narrow_browser: Any, contents: Contents, tmp_path: Path
 ) -> None:

@@ -123,10 +123,12 @@
       label: "Peak memory against input size, predicted and real",
     });
     plot.level(run.budget_bytes, "budget", "budget");
+    const predicted = sizes.filter((z) => !z.at_most_as), alone = predicted.length === 1;
+    const lines = run.one_way && !alone; // if several dimensions vary, a line would mislead
     const draw = (key, tone) => {
-      const points = sizes.filter((z) => !z.at_most_as).map((z) => [z.x, z[key]]);
-      if (run.one_way) plot.line(points, tone);
-      else plot.dots(points, tone, 4); // several dimensions vary: a line would mislead
+      const points = predicted.map((z) => [z.x, z[key]]);
+      if (lines) plot.line(points, tone);
+      else plot.dots(points, tone, !alone ? 4 : tone === "plan" ? 6 : 11); // of a plan that is an extreme, both show
     };
     draw("kept_peak_bytes", "keep");
     draw("recomputed_peak_bytes", "again");
@@ -144,7 +146,8 @@
         `this plan ${bytes(z.plan_peak_bytes)}`, `all recomputed ${bytes(z.recomputed_peak_bytes)}`]);
       return z.x;
     }, hideTip, (value) => choose(nearest(sizes.map((z) => z.x), value)));
-    legend("sizes-legend", [["all kept", "keep"], ["mimose's plan", "plan"], ["all recomputed", "again"], ["real peaks", "plan", "dot"]]);
+    const kind = lines ? "" : "dot";
+    legend("sizes-legend", [["all kept", "keep", kind], ["mimose's plan", "plan", kind], ["all recomputed", "again", kind], ["real peaks", "plan", "dot"]]);
   }
 
   function drawMap() {
