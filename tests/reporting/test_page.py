@@ -19,6 +19,7 @@ from mimose.reporting.page.html import as_data, page_of
 from mimose.reporting.page.markdown import markdown_of
 from mimose.reporting.page.picture import draw
 from mimose.reporting.reader import read_recording
+from mimose.units import text_of
 
 EVIL = "</script><img src=x onerror=alert(1)>|&\u2028$x$"
 
@@ -66,6 +67,25 @@ def test_mimose_recomputes_less_than_a_static_plan_and_that_less_than_everything
     time = contents.time
     assert time is not None
     assert 0 < time.chosen_seconds < time.static_seconds < time.everything_seconds
+
+
+def test_time_is_counted_by_the_final_estimates_alone(
+    contents: Contents, recording_file: Path
+) -> None:
+    recording = read_recording(recording_file)
+    steps = [replace(step, recompute_milliseconds=1e6) for step in recording.steps]
+    assert contents_of(replace(recording, steps=steps)).time == contents.time
+
+
+def test_plans_that_recompute_everything_take_as_long_as_everything(recording_file: Path) -> None:
+    recording = read_recording(recording_file)
+    steps = [
+        step if step.plan is None else replace(step, plan="r" * len(step.plan))
+        for step in recording.steps
+    ]
+    time = contents_of(replace(recording, steps=steps)).time
+    assert time is not None
+    assert time.chosen_seconds == pytest.approx(time.everything_seconds)
 
 
 def test_report_and_statistics_agree_on_the_time_spent_recomputing(
@@ -191,12 +211,57 @@ def test_a_run_over_its_budget_is_said_to_be(recording_file: Path) -> None:
     assert "over the budget" not in markdown_of(within, "run")
 
 
+def test_the_peak_of_an_observed_step_is_not_said_of_planned_ones(recording_file: Path) -> None:
+    recording = read_recording(recording_file)
+    highest = max(step.peak_bytes or 0 for step in recording.planned)
+    first, *others = recording.steps
+    assert first.plan is None
+    contents = contents_of(
+        replace(
+            recording,
+            header=replace(recording.header, budget_bytes=highest - (1 << 20)),
+            steps=[replace(first, peak_bytes=2 * highest), *others],
+        )
+    )
+    assert contents.summary.planned_peak_bytes == highest
+    assert contents.summary.peak_bytes == 2 * highest
+    assert f"by 1.00 MiB, to {text_of(highest)}" in markdown_of(contents, "run")
+
+
+def test_steps_that_evicted_are_events_in_order_of_time(recording_file: Path) -> None:
+    recording = read_recording(recording_file)
+    steps = [replace(step, evictions=step.number % 2) for step in recording.steps]
+    events = contents_of(replace(recording, steps=steps[:8])).events
+    assert [e["step"] for e in events if e["kind"] == "eviction"] == [1, 3, 5, 7]
+    assert [e["at"] for e in events] == sorted(e["at"] for e in events)
+    assert "| 3 | eviction | 1 kept run evicted" in markdown_of(
+        contents_of(replace(recording, steps=steps)), "run"
+    )
+
+
+def test_of_many_steps_that_evicted_the_later_ones_are_counted(recording_file: Path) -> None:
+    recording = read_recording(recording_file)
+    steps = [replace(recording.steps[0], number=n, evictions=3) for n in range(1, 31)]
+    events = contents_of(replace(recording, steps=steps)).events
+    evictions = [e for e in events if e["kind"] == "eviction"]
+    assert len(evictions) == 20
+    assert evictions[-1]["text"].endswith("; runs were evicted in 10 later steps too")
+
+
 def test_figures_of_a_benchmark_are_inside_its_page(tmp_path: Path) -> None:
     pytest.importorskip("markdown_it")
     (tmp_path / "time.png").write_bytes(b"\x89PNG")
     page = _as_html("| a |\n| --- |\n| <i>b</i> |\n\n![time](time.png)\n", tmp_path)
     assert "<td>&lt;i&gt;b&lt;/i&gt;</td>" in page
     assert 'src="data:image/png;base64,iVBORw=="' in page
+
+
+def test_one_of_a_thing_is_told_in_the_singular(recording_file: Path) -> None:
+    recording = read_recording(recording_file)
+    one = replace(recording, steps=[recording.planned[-1]])
+    text = markdown_of(contents_of(one), "run")
+    assert "- 1 step in" in text
+    assert "Total of 1 planned step," in text
 
 
 def test_a_long_run_is_thinned_to_its_highest_steps(recording_file: Path) -> None:

@@ -1,4 +1,8 @@
-"""A drawing of a comparison: extra time against the budget, a line for each planner (SVG)."""
+"""A drawing of a comparison: extra time against the budget, a line for each planner (SVG).
+
+Planners often need the same time. The lines of later planners are thinner and have gaps, so that
+the lines below them stay visible; that of `optimal` is the thinnest, and on top.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,28 @@ from collections.abc import Iterator
 from mimose.comparison.compare import Cell, SizeComparison
 from mimose.units import text_of
 
-_WIDTH, _HEIGHT = 800, 380
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 200, 16, 44
+_WIDTH, _HEIGHT = 480, 300
+"""Of the chart; the legend comes below. Narrow enough to be read where it is scaled to a phone."""
+_SHOWN_WIDTH = 560
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 38, 14, 50
+_ROW = 22
+"""The height of a line of the legend."""
 _COLOURS = {
     "optimal": "#0b8a7d",
+    "optimal+host": "#5fc3b8",
     "greedy": "#2f6fb5",
     "greedy_literal": "#7aa6d8",
     "sublinear": "#a05fb4",
     "rotor": "#d9822b",
     "checkmate": "#c22f4a",
+    "dtr": "#8a6d3b",
 }
-_GREY = "#888888"
+_GREY = "#808080"
+_ON_TOP, _ON_TOP_WIDTH = "optimal", 1.5
+_WIDEST, _THINNEST = 6.5, 4.5
+"""Of the lines below it."""
+_PERIOD = 48
+"""Of dashes and gaps: in each, a part of every one of the lines that coincide is on top."""
 
 Point = tuple[float, float]
 
@@ -40,14 +55,18 @@ class _Scale:
 
 def draw(size: SizeComparison) -> str:
     """The drawing as an SVG element. Budgets at which a planner does not fit have no point."""
-    scale = _Scale(size)
+    scale, planners = _Scale(size), [cell.planner for cell in size.rows[0].cells]
     parts = [*_axes(size, scale)]
-    for number, cell in enumerate(size.rows[0].cells):
-        parts += _line(size, scale, number, cell.planner)
+    for number in sorted(range(len(planners)), key=lambda number: planners[number] == _ON_TOP):
+        parts += _line(size, scale, number, _stroke(planners, number))
+    for number in range(len(planners)):
+        parts += _entry(size, number, _stroke(planners, number))
+    height = _HEIGHT + _ROW * ((len(planners) + 1) // 2) + 4
     label = "Extra time of each planner by budget"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        f'aria-label="{label}" font-family="sans-serif" font-size="12">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'width="{_SHOWN_WIDTH}" style="max-width:100%;height:auto" role="img" '
+        f'aria-label="{label}" font-family="sans-serif" font-size="15">\n'
         + "\n".join(parts)
         + "\n</svg>"
     )
@@ -63,18 +82,33 @@ def _axes(size: SizeComparison, scale: _Scale) -> Iterator[str]:
         (x, y), (end, _) = scale.at(scale.low, share), scale.at(scale.high, share)
         yield f'<path d="M{x} {y}H{end}" stroke="{_GREY}" stroke-opacity="0.3"/>'
         yield _text(x - 8, y + 4, f"{share:.0%}", "end")
-    bottom = _HEIGHT - _BOTTOM + 18
-    for budget in (scale.low, (scale.low + scale.high) / 2, scale.high):
+    bottom = _HEIGHT - _BOTTOM + 20
+    for budget in sorted({scale.low, (scale.low + scale.high) / 2, scale.high}):
         yield _text(scale.at(budget, 0)[0], bottom, text_of(budget), "middle")
     yield _text(_LEFT, _HEIGHT - 8, "budget; time as a share of recomputing every block", "start")
 
 
-def _text(x: float, y: float, text: str, anchor: str, colour: str = _GREY) -> str:
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{colour}">{text}</text>'
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{_GREY}">{text}</text>'
 
 
-def _line(size: SizeComparison, scale: _Scale, number: int, planner: str) -> Iterator[str]:
-    colour = _COLOURS.get(planner, _GREY)
+def _stroke(planners: list[str], number: int) -> tuple[float, str]:
+    """The width of this planner's line, and its attributes."""
+    colour = _COLOURS.get(planners[number], _GREY)
+    if planners[number] == _ON_TOP:
+        return _ON_TOP_WIDTH, f'stroke="{colour}" stroke-width="{_ON_TOP_WIDTH}"'
+    others = [planner for planner in planners if planner != _ON_TOP]
+    at = others.index(planners[number])
+    width = round(_WIDEST - (_WIDEST - _THINNEST) * at / max(1, len(others) - 1), 1)
+    gap = round(_PERIOD * at / len(others), 1)
+    gaps = f' stroke-dasharray="{_PERIOD - gap:g} {gap:g}"' if at else ""
+    return width, f'stroke="{colour}" stroke-width="{width}"{gaps}'
+
+
+def _line(
+    size: SizeComparison, scale: _Scale, number: int, stroke: tuple[float, str]
+) -> Iterator[str]:
+    width, attributes = stroke
     points = [
         scale.at(row.budget_bytes, _share(cell, size))
         for row in size.rows
@@ -82,8 +116,16 @@ def _line(size: SizeComparison, scale: _Scale, number: int, planner: str) -> Ite
     ]
     path = "L".join(f"{x} {y}" for x, y in points)
     if points:
-        yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        yield f'<path d="M{path}" fill="none" {attributes}/>'
+    colour = _COLOURS.get(size.rows[0].cells[number].planner, _GREY)
     for x, y in points:
-        yield f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>'
-    name = f"{planner} ({len(points)} of {len(size.rows)} fit)"
-    yield _text(_WIDTH - _RIGHT + 10, _TOP + 14 + 20 * number, name, "start", colour)
+        yield f'<circle cx="{x}" cy="{y}" r="{width / 2 + 1:g}" fill="{colour}"/>'
+
+
+def _entry(size: SizeComparison, number: int, stroke: tuple[float, str]) -> Iterator[str]:
+    """The planner in the legend, which has two columns."""
+    fits = sum(row.cells[number].fits for row in size.rows)
+    x, y = 8 + number % 2 * _WIDTH / 2, _HEIGHT + 14 + number // 2 * _ROW
+    name = f"{size.rows[0].cells[number].planner} ({fits} of {len(size.rows)} fit)"
+    yield f'<path d="M{x:g} {y - 5}h{_PERIOD}" {stroke[1]}/>'
+    yield _text(x + _PERIOD + 8, y, name, "start")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mimose.costs import extra_nanoseconds
+from mimose.costs import Option, Profile, extra_nanoseconds
 from mimose.planning import Optimal, Static
 from mimose.reporting.outlook import Outlook, whole_seconds
 from mimose.reporting.page.size_axis import SizeAxis
@@ -15,17 +15,23 @@ from mimose.reporting.page.size_figures import SizeFigures, figures_by_size
 from mimose.reporting.reader import RecordedStep, Recording
 
 _MOST_STEPS = 4000
+_MOST_EVICTIONS = 20
+"""Of more steps with evictions, the events list only the first ones and the number of others."""
+_OPTIONS = {option.letter: option for option in Option}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeFigures:
-    """Recompute time over all planned steps whose costs can be predicted."""
+    """Recompute time over all planned steps whose costs can be predicted.
+
+    All of it by the costs that were known at the end of the run, so that the plans can be compared.
+    """
 
     steps: int
     seconds: float
     """Total time of these steps."""
     chosen_seconds: float
-    """Under the plans that were used."""
+    """Under the plans that were used, with waiting for the host."""
     static_seconds: float
     """If all steps had used the plan of the largest size."""
     everything_seconds: float
@@ -46,6 +52,8 @@ class Summary:
     """The most that the allocator was measured to hold."""
     steps_over: int
     """Planned steps whose measured peak was over the budget."""
+    planned_peak_bytes: int
+    """The highest measured peak of the planned steps; 0 if none was measured."""
     evictions: int
     """Kept runs whose activations were dropped because memory ran short."""
     recoveries: int
@@ -97,10 +105,7 @@ def contents_of(recording: Recording) -> Contents:
         steps=_columns(steps, axis),
         sizes=figures_by_size(recording, outlook, axis),
         time=_time(recording, outlook),
-        events=tuple(
-            {"step": e.step, "at": e.at_seconds, "kind": e.kind, "text": e.text}
-            for e in recording.events
-        ),
+        events=_events(recording),
     )
 
 
@@ -122,6 +127,7 @@ def _summary(recording: Recording) -> Summary:
         else 0.0,
         peak_held_bytes=max((step.held_bytes or 0 for step in steps), default=0),
         steps_over=sum((step.peak_bytes or 0) > budget_bytes for step in recording.planned),
+        planned_peak_bytes=max((step.peak_bytes or 0 for step in recording.planned), default=0),
         evictions=sum(step.evictions for step in steps),
         recoveries=recording.recoveries,
         retries=recording.retries,
@@ -142,6 +148,7 @@ def _columns(steps: Sequence[RecordedStep], axis: SizeAxis) -> dict[str, list[An
         "peak": [s.peak_bytes for s in shown],
         "held": [s.held_bytes for s in shown],
         "plan": [s.plan for s in shown],
+        "evictions": [s.evictions for s in shown],
         "milliseconds": [s.milliseconds for s in shown],
     }
 
@@ -167,6 +174,28 @@ def _runs(recording: Recording, outlook: Outlook, axis: SizeAxis) -> tuple[str, 
     return recording.header.blocks
 
 
+def _events(recording: Recording) -> tuple[dict[str, Any], ...]:
+    """The recorded events, and the steps in which kept runs were evicted."""
+    events = [
+        {"step": e.step, "at": e.at_seconds, "kind": e.kind, "text": e.text}
+        for e in recording.events
+    ]
+    evicting = [step for step in recording.steps if step.evictions]
+    for number, step in enumerate(evicting[:_MOST_EVICTIONS], 1):
+        text = f"{counted(step.evictions, 'kept run')} evicted because memory ran short"
+        if number == _MOST_EVICTIONS < len(evicting):
+            text += f"; runs were evicted in {counted(len(evicting) - number, 'later step')} too"
+        events.append(
+            {"step": step.number, "at": step.at_seconds, "kind": "eviction", "text": text}
+        )
+    return tuple(sorted(events, key=lambda event: event["at"]))
+
+
+def counted(number: int, word: str) -> str:
+    """The number and the word, in the plural unless the number is 1."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
 def _recompute_share(recording: Recording) -> float:
     pairs = zip(recording.steps, recording.seconds(), strict=True)
     seconds = sum(took for step, took in pairs if step.plan is not None)
@@ -179,17 +208,22 @@ def _time(recording: Recording, outlook: Outlook) -> TimeFigures | None:
     profiles = {step.size: outlook.profile(step.size) for step in recording.planned}
     pairs = zip(recording.steps, recording.seconds(), strict=True)
     took = {id(step): seconds for step, seconds in pairs}
-    steps = [step for step in recording.planned if profiles[step.size] is not None]
-    if not steps:
-        return None
-    budget, static = recording.header.budget_bytes, Static(Optimal())
     known = {size: profile for size, profile in profiles.items() if profile is not None}
+    chosen = [
+        (step, seconds)
+        for step in recording.planned
+        if step.size in known and (seconds := _chosen_seconds(step, known[step.size])) is not None
+    ]
+    if not chosen:
+        return None
+    steps = [step for step, _ in chosen]
+    budget, static = recording.header.budget_bytes, Static(Optimal())
     largest = max(known.values(), key=lambda profile: sum(run.saved for run in profile.runs))
     static_choices = static.plan(largest, outlook.available(largest, budget)).choices
     return TimeFigures(
         steps=len(steps),
         seconds=sum(took[id(step)] for step in steps),
-        chosen_seconds=sum(step.recompute_milliseconds for step in steps) / 1e3,
+        chosen_seconds=sum(seconds for _, seconds in chosen),
         static_seconds=sum(
             extra_nanoseconds(known[step.size], static_choices) / 1e9
             for step in steps
@@ -197,3 +231,11 @@ def _time(recording: Recording, outlook: Outlook) -> TimeFigures | None:
         ),
         everything_seconds=sum(whole_seconds(known[step.size]) for step in steps),
     )
+
+
+def _chosen_seconds(step: RecordedStep, profile: Profile) -> float | None:
+    """The time that the step's plan adds; None if the plan is for other runs than predicted."""
+    choices = [_OPTIONS[letter] for letter in step.plan or ""]
+    if len(choices) != len(profile.runs):
+        return None
+    return extra_nanoseconds(replace(profile, link=step.link), choices) / 1e9

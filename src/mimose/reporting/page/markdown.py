@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mimose.reporting.page.contents import Contents, TimeFigures
+from mimose.reporting.page.contents import Contents, TimeFigures, counted
 from mimose.reporting.page.size_figures import SizeFigures
 from mimose.units import text_of
 
@@ -27,10 +27,11 @@ def markdown_of(contents: Contents, title: str) -> str:
 def _summary(contents: Contents) -> str:
     header, run = contents.header, contents.summary
     lines = [
-        f"{len(contents.runs)} blocks on {header['device_name']}, budget "
+        f"{counted(len(contents.runs), 'block')} on {header['device_name']}, budget "
         f"{text_of(run.budget_bytes)}, planner {header['planner']}, "
         f"mimose {header['mimose_version']}, torch {header['torch_version']}",
-        f"{run.total_steps} steps in {run.seconds:.1f} s, of which {run.observed_steps} observed",
+        f"{counted(run.total_steps, 'step')} in {run.seconds:.1f} s, "
+        f"of which {run.observed_steps} observed",
         f"highest peak {text_of(run.peak_bytes)}, "
         f"{run.peak_bytes / run.budget_bytes:.1%} of the budget",
     ]
@@ -40,7 +41,12 @@ def _summary(contents: Contents) -> str:
         )
     if run.steps_over:
         planned = run.total_steps - run.observed_steps
-        lines.append(f"{run.steps_over} of {planned} planned steps went over the budget")
+        lines.append(
+            f"{run.steps_over} of {counted(planned, 'planned step')} went over the budget, "
+            f"{'the highest of them ' if run.steps_over > 1 else ''}by "
+            f"{text_of(run.planned_peak_bytes - run.budget_bytes)}, "
+            f"to {text_of(run.planned_peak_bytes)}"
+        )
     if run.peak_held_bytes > run.budget_bytes:
         lines.append(f"the allocator held {text_of(run.peak_held_bytes)}, over the budget")
     if run.evictions or run.recoveries:
@@ -96,7 +102,8 @@ def _time(time: TimeFigures) -> str:
         ("static plan for the largest size", f"{time.static_seconds:.2f}"),
         ("everything", f"{time.everything_seconds:.2f}"),
     )
-    total = f"Total of {time.steps} planned steps, which took {time.seconds:.2f} s without pauses."
+    steps = counted(time.steps, "planned step")
+    total = f"Total of {steps}, which took {time.seconds:.2f} s without pauses."
     return _table(("recomputed", "seconds"), rows) + f"\n\n{total}"
 
 

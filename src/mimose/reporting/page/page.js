@@ -13,7 +13,7 @@
 
   function drawAbout() {
     const head = run.header;
-    byId("about").textContent = `${run.runs.length} blocks on ${head.device_name === "CPU" ? "the CPU" : head.device_name}` +
+    byId("about").textContent = `${counted(run.runs.length, "block")} on ${head.device_name === "CPU" ? "the CPU" : head.device_name}` +
       ` · budget ${bytes(run.budget_bytes)}${head.enforce ? ", enforced" : ""} · ${head.planner} planner`;
     byId("foot").textContent = `mimose ${head.mimose_version} · torch ${head.torch_version} · started ${head.began.replace("T", " ")}` +
       ` · parameters ${bytes(head.parameter_bytes)}`;
@@ -24,18 +24,20 @@
     const tiles = [
       tile(bytes(run.peak_bytes), `highest peak, ${percent(run.peak_bytes / run.budget_bytes)} of ${bytes(run.budget_bytes)}`,
         run.peak_bytes / run.budget_bytes),
-      tile(String(run.total_steps), `steps in ${seconds(run.seconds)}: ${run.observed_steps} observed, ${planned} planned`),
+      tile(String(run.total_steps), `${run.total_steps === 1 ? "step" : "steps"} in ${seconds(run.seconds)}: ${run.observed_steps} observed, ${planned} planned`),
     ];
     if (run.worst_shortfall !== null) {
       tiles.push(tile(percent(run.worst_shortfall, 2), `largest underestimate of a peak; peaks are overestimated by ${percent(run.mean_excess, 2)} on average`));
     }
     if (run.evictions || run.recoveries) {
       const rerun = run.recoveries - run.retries;
-      tiles.push(tile(String(run.evictions), `kept block runs evicted because memory ran short; recomputed instead of kept: ${rerun}; steps retried: ${run.retries}`));
+      tiles.push(tile(String(run.evictions), `kept block ${run.evictions === 1 ? "run" : "runs"} evicted because memory ran short; recomputed instead of kept: ${rerun}; steps retried: ${run.retries}`));
     }
     if (run.time) {
       const time = run.time, saved = time.everything_seconds - time.chosen_seconds;
-      tiles.push(tile(seconds(saved), `of recomputing avoided: ${percent(saved / (time.everything_seconds || 1))} of the time to recompute everything`));
+      tiles.push(saved < 0 // with the host: to wait for it can take longer than to recompute
+        ? tile(seconds(time.chosen_seconds), `of recomputing and waiting for the host; to recompute everything would take ${seconds(time.everything_seconds)}`)
+        : tile(seconds(saved), `of recomputing avoided: ${percent(saved / (time.everything_seconds || 1))} of the time to recompute everything`));
     }
     byId("summary").replaceChildren(...tiles);
   }
@@ -52,7 +54,9 @@
   function overBudget() {
     const planned = run.total_steps - run.observed_steps;
     if (run.steps_over) {
-      return `${run.steps_over} of ${planned} planned steps went over the budget: the highest peak is ${bytes(run.peak_bytes)}, ${bytes(run.peak_bytes - run.budget_bytes)} too much.`;
+      const highest = run.planned_peak_bytes, which = run.steps_over > 1 ? "the highest of them " : "";
+      return `${run.steps_over} of ${counted(planned, "planned step")} went over the budget, ${which}by ${bytes(highest - run.budget_bytes)}, to ${bytes(highest)}.` +
+        (run.peak_bytes > highest ? ` An observed step went higher, to ${bytes(run.peak_bytes)}.` : "");
     }
     if (run.peak_bytes > run.budget_bytes) return `An observed step went over the budget, by ${bytes(run.peak_bytes - run.budget_bytes)}.`;
     if (run.peak_held_bytes > run.budget_bytes) {
@@ -73,14 +77,16 @@
     const at = (wanted, of) => s.number.flatMap((n, i) => (wanted(i) && of[i] !== null ? [[n, of[i]]] : []));
     plot.level(run.budget_bytes, "budget", "budget");
     plot.level(limit, "limit");
-    for (const event of run.events) {
-      if (event.kind === "planning") continue;
-      plot.add("path", { d: `M${plot.x(event.step)} ${plot.box.top}l5 8h-10z`, class: "event", style: `fill:${colour("budget")}` });
-    }
+    const marked = run.events.filter((event) => !["planning", "eviction"].includes(event.kind)).map((event) => event.step);
+    const evicting = s.number.filter((_, i) => s.evictions[i]);
+    const triangle = (n, tone, kind) => plot.add("path", { d: `M${plot.x(n)} ${plot.box.top}l5 8h-10z`, class: kind, style: `fill:${colour(tone)}` });
+    evicting.forEach((n) => triangle(n, "again", "eviction"));
+    marked.forEach((n) => triangle(n, "budget", "event"));
     const size = s.number.length > 600 ? 3 : s.number.length > 150 ? 4 : 6;
     const hidden = s.peak.some((peak, i) => peak === null && s.held[i] !== null);
     if (hidden) plot.line(at((i) => s.held[i] !== null, s.held), "grey", "stroke-width:1.2");
-    plot.dots(at((i) => s.plan[i] !== null, s.base), "grey", 2);
+    const bases = at((i) => s.plan[i] !== null, s.base);
+    plot.dots(bases, "grey", 2);
     plot.dashes(at((i) => s.plan[i] !== null, s.predicted), "ink");
     plot.dots(at((i) => s.plan[i] === null, s.peak), "grey", size);
     plot.dots(at((i) => s.plan[i] !== null, s.peak), "plan", size, "peaks");
@@ -90,6 +96,7 @@
       showTip(event, [
         `step ${s.number[i]} · ${s.label[i]}`,
         s.plan[i] === null ? "observed: its costs were measured" : `plan ${s.plan[i]}: ${recomputed(s.plan[i])} recomputed` + (count(s.plan[i], "H") ? `, ${count(s.plan[i], "H")} on the host` : ""),
+        s.evictions[i] > 0 && `${counted(s.evictions[i], "kept run")} evicted`,
         s.predicted[i] !== null && `predicted ${bytes(s.predicted[i])}`,
         s.peak[i] !== null ? `real peak ${bytes(s.peak[i])}` : "real peak not measured (below an earlier one)",
         `in use at the start ${bytes(s.base[i])}`,
@@ -98,9 +105,12 @@
     });
     legend("steps-legend", [["real peak, planned", "plan", "dot"], ["real peak, observed", "grey", "dot"], ["predicted", "ink"],
       ...(hidden ? [["held by the allocator", "grey"]] : []),
-      ["budget", "budget", "dashed"], ["budget less reserve", "budget", "dotted"]]);
+      ["budget", "budget", "dashed"], ["budget less reserve", "budget", "dotted"],
+      ...(bases.length ? [["in use at the start of the step", "grey", "dot small"]] : []),
+      ...(marked.length ? [["event, listed below", "budget", "triangle"]] : []),
+      ...(evicting.length ? [["kept runs evicted", "again", "triangle"]] : [])]);
     byId("steps-note").textContent = s.number.length < run.total_steps
-      ? `${s.number.length} of ${run.total_steps} steps are shown: the one with the highest peak in each interval.` : "";
+      ? `${s.number.length} of ${counted(run.total_steps, "step")} are shown: the one with the highest peak in each interval.` : "";
   }
 
   function drawSizes() {
@@ -113,10 +123,12 @@
       label: "Peak memory against input size, predicted and real",
     });
     plot.level(run.budget_bytes, "budget", "budget");
+    const predicted = sizes.filter((z) => !z.at_most_as), alone = predicted.length === 1;
+    const lines = run.one_way && !alone; // if several dimensions vary, a line would mislead
     const draw = (key, tone) => {
-      const points = sizes.filter((z) => !z.at_most_as).map((z) => [z.x, z[key]]);
-      if (run.one_way) plot.line(points, tone);
-      else plot.dots(points, tone, 4); // several dimensions vary: a line would mislead
+      const points = predicted.map((z) => [z.x, z[key]]);
+      if (lines) plot.line(points, tone);
+      else plot.dots(points, tone, !alone ? 4 : tone === "plan" ? 6 : 11); // of a plan that is an extreme, both show
     };
     draw("kept_peak_bytes", "keep");
     draw("recomputed_peak_bytes", "again");
@@ -130,11 +142,12 @@
       const i = nearest(sizes.map((z) => z.x), value);
       if (i < 0) return undefined;
       const z = sizes[i];
-      showTip(event, [`${z.label} · ${z.steps} ${z.steps === 1 ? "step" : "steps"}`, bound(z), `all kept ${bytes(z.kept_peak_bytes)}`,
+      showTip(event, [`${z.label} · ${counted(z.steps, "step")}`, bound(z), `all kept ${bytes(z.kept_peak_bytes)}`,
         `this plan ${bytes(z.plan_peak_bytes)}`, `all recomputed ${bytes(z.recomputed_peak_bytes)}`]);
       return z.x;
     }, hideTip, (value) => choose(nearest(sizes.map((z) => z.x), value)));
-    legend("sizes-legend", [["all kept", "keep"], ["mimose's plan", "plan"], ["all recomputed", "again"], ["real peaks", "plan", "dot"]]);
+    const kind = lines ? "" : "dot";
+    legend("sizes-legend", [["all kept", "keep", kind], ["mimose's plan", "plan", kind], ["all recomputed", "again", kind], ["real peaks", "plan", "dot"]]);
   }
 
   function drawMap() {
@@ -198,7 +211,7 @@
     byId("size-label").textContent = z.label;
     const again = recomputed(z.plan), verdict = z.plan_peak_bytes <= run.budget_bytes ? "fits" : z.at_most_as ? "may not fit" : "does not fit";
     byId("within-text").textContent = (z.at_most_as ? `Upper bounds: ${bound(z)}. ` : "") + `With all blocks kept the peak would be ${bytes(z.kept_peak_bytes)}, with all recomputed ${bytes(z.recomputed_peak_bytes)}. ` +
-      `The plan recomputes ${again} of ${z.plan.length} blocks (${seconds(z.plan_seconds)} of ${seconds(z.whole_seconds)})${moved(z)} and peaks at ${bytes(z.plan_peak_bytes)}: ${verdict}.`;
+      `The plan recomputes ${again} of ${counted(z.plan.length, "block")} (${seconds(z.plan_seconds)} of ${seconds(z.whole_seconds)})${moved(z)} and peaks at ${bytes(z.plan_peak_bytes)}: ${verdict}.`;
     const longest = Math.max(...Object.values(curves).map((c) => c.ms[c.ms.length - 1]));
     const top = Math.max(z.kept_peak_bytes, Math.min(run.budget_bytes, 1.6 * z.kept_peak_bytes)) * 1.08;
     const plot = new Plot("within-chart", {
@@ -218,8 +231,8 @@
           `${text} ${bytes(curves[key].bytes[nearest(curves[key].ms, value)])}`)]);
       return c.ms[i];
     });
-    legend("within-legend", [["mimose's plan", "plan"], ["all kept", "keep"], ["all recomputed", "again"], ["budget", "budget", "dashed"],
-      ...(z.moved_bytes ? [["copy to the host", "ink", "box"], ["copy back", "grey", "box"]] : [])]);
+    legend("within-legend", [["mimose's plan", "plan"], ["all kept", "keep"], ["all recomputed", "again"], ["budget", "budget", "dashed"]]);
+    drawStripLegend(z);
   }
   const moved = (z) => (z.moved_bytes ? `, moves ${bytes(z.moved_bytes)} to the host and back (${seconds(z.stall_seconds)} of waiting for transfers)` : "");
   function copyAt(z, ms) {
@@ -227,6 +240,14 @@
     return i >= 0 && `${z.copies.away[i] ? "copy to the host" : "copy back"}: ${bytes(z.copies.bytes[i])} of ${run.runs[z.copies.run[i]]}`;
   }
 
+  function drawStripLegend(z) {
+    const forwards = [["K", "kept"], ["H", "saved on the host"], ["r", "to be recomputed", " hollow"], ["h", "to be recomputed, input on the host"], ["f", "cannot be recomputed"]];
+    legend("strip-legend", [
+      ...forwards.filter(([letter]) => z.plan.includes(letter)).map(([letter, text, kind = ""]) => [`forward: ${text}`, TONES[letter], "box" + kind]),
+      ...(recomputed(z.plan) ? [["recomputing", "again", "box"]] : []), ["backward", "grey", "box faint"], ["loss, embeddings", "grey", "box fainter"],
+      ...(z.moved_bytes ? [["link: copy to the host", "ink", "box"], ["link: copy back", "grey", "box"]] : []),
+    ]);
+  }
   function drawWork(plot, z) {
     const c = z.curves.plan, y = plot.box.bottom + 25, high = 13;
     let begin = 0;
@@ -235,14 +256,15 @@
       const phase = c.phase[i], letter = z.plan[c.run[i]];
       if (phase === "g") continue;
       const tone = phase === "r" ? "again" : phase === "f" ? TONES[letter] : "grey";
-      const width = Math.max(0.5, plot.x(c.ms[i]) - plot.x(begin) - 1);
-      plot.add("rect", { x: plot.x(begin), y, width, height: high, rx: 2, class: "work",
-        style: `fill:${colour(tone)};opacity:${phase === "b" ? 0.45 : phase === "f" && letter === "r" ? 0.4 : phase === "h" || phase === "t" ? 0.2 : 1}` });
+      const x = plot.x(begin), width = Math.max(0.5, plot.x(c.ms[i]) - x - 1);
+      if (phase === "f" && letter === "r") plot.frame(x, y, width, high, "again");
+      else plot.add("rect", { x, y, width, height: high, rx: 2, class: "work",
+        style: `fill:${colour(tone)};opacity:${phase === "b" ? 0.45 : phase === "h" || phase === "t" ? 0.2 : 1}` });
       begin = c.ms[i];
     }
     const turn = c.ms[c.phase.lastIndexOf("h")], below = drawCopies(plot, z, y + high + 4) + 16;
     plot.add("text", { x: plot.x(0), y: below }, "forward →");
-    if (turn !== undefined) plot.add("text", { x: plot.x(turn), y: below }, "backward → (solid orange: recomputing)");
+    if (turn !== undefined) plot.add("text", { x: plot.x(turn), y: below }, "backward →");
   }
 
   // The link to the host: when it copies, and which way. Returns where it ends on the page
@@ -261,7 +283,7 @@
   function drawTime() {
     const time = run.time;
     if (!time) { byId("time-card").hidden = true; return; }
-    byId("time-text").textContent = `Over ${time.steps} planned steps, which took ${seconds(time.seconds)} without pauses. Recomputing took about ${percent(run.recompute_share, 1)} of the time of planned steps. The static plan is that of the largest batch, used for all batches.`;
+    byId("time-text").textContent = `Over ${counted(time.steps, "planned step")}, which took ${seconds(time.seconds)} without pauses. By the final estimates, recomputing was about ${percent(Math.min(1, time.chosen_seconds / (time.seconds || 1)), 1)} of that. The static plan is that of the largest batch, used for all batches.`;
     const rows = [["mimose", time.chosen_seconds, "plan"], ["static plan", time.static_seconds, "grey"], ["everything", time.everything_seconds, "again"]];
     const place = byId("time-chart"), width = Math.max(320, place.clientWidth), left = 100;
     const most = Math.max(...rows.map((row) => row[1]), 1e-9);
@@ -284,7 +306,7 @@
     byId("blocks-card").hidden = !z;
     if (!z) return;
     byId("blocks").tHead.rows[0].cells[1].textContent = `memory if kept, ${z.at_most_as ? "at most, measured at " + z.at_most_as : "at " + z.label}`;
-    byId("blocks").tHead.rows[0].cells[3].textContent = `kept in … of ${run.sizes.length} sizes`;
+    byId("blocks").tHead.rows[0].cells[3].textContent = `kept at (of ${counted(run.sizes.length, "size")})`;
     byId("blocks").tBodies[0].replaceChildren(...run.runs.map((name, k) => make("tr", {}, make("td", {}, name),
       make("td", { class: "number" }, bytes(z.saved_bytes[k])), make("td", { class: "number" }, seconds(z.run_seconds[k])),
       make("td", { class: "number" }, String(run.sizes.filter((size) => size.plan[k] === "K").length)))));

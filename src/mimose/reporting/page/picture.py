@@ -73,7 +73,7 @@ def _draw_within(axes: Any, contents: Contents, size: SizeFigures) -> None:
 def _draw_sizes(axes: Any, contents: Contents) -> None:
     scale = _Scale(contents.sizes[-1].kept_peak_bytes)
     sizes = [size for size in contents.sizes if size.at_most_as is None]
-    at, mark = [size.x for size in sizes], "-" if contents.one_way else "."
+    at, mark = [size.x for size in sizes], "-" if contents.one_way and len(sizes) > 1 else "."
     axes.plot(at, [scale(s.kept_peak_bytes) for s in sizes], mark, color=_KEEP,
               label="all kept")  # fmt: skip
     axes.plot(at, [scale(s.recomputed_peak_bytes) for s in sizes], mark, color=_RECOMPUTE,

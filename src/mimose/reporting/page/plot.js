@@ -22,6 +22,7 @@ function seconds(s) {
   return (s * 1e3).toFixed(s < 0.01 ? 2 : 1) + " ms";
 }
 const percent = (share, digits = 0) => (100 * share).toFixed(digits) + "%";
+const counted = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 const count = (text, letter) => text.split(letter).length - 1;
 
 // Elements: text is always inserted as text, never as markup
@@ -140,6 +141,12 @@ class Plot {
     const path = points.map(([x, y]) => `L${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`).join("");
     const start = this.x(points[0][0]).toFixed(1), end = this.x(points[points.length - 1][0]).toFixed(1);
     this.add("path", { d: `M${start} ${floor}${path}L${end} ${floor}Z`, style: `fill:${colour(tone)};opacity:.13` });
+  }
+  // An empty box; of a narrow one only the upper and lower edge, as its sides would fill it
+  frame(x, y, width, height, tone) {
+    const style = `stroke:${colour(tone)};stroke-width:1.2;fill:none`;
+    if (width < 5) this.add("path", { d: `M${x} ${y + 0.6}h${width}m0 ${height - 1.2}h${-width}`, class: "work hollow", style });
+    else this.add("rect", { x: x + 0.6, y: y + 0.6, width: width - 1.2, height: height - 1.2, rx: 1.5, class: "work hollow", style });
   }
   onHover(move, leave = () => {}, click = () => {}) {
     const cursor = this.add("line", { class: "cursor", y1: this.box.top, y2: this.box.bottom, visibility: "hidden" });
