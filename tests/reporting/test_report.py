@@ -293,10 +293,11 @@ def test_stats_tell_of_memory_that_ran_out(recoveries: int, words: str) -> None:
 
 
 def test_stats_tell_the_uncertainty_and_the_evictions() -> None:
-    text = str(Stats(reserve_bytes=1, uncertainty=0.01, shortages=Shortages(evictions=2)))
+    text = str(Stats(steps=1, reserve_bytes=1, uncertainty=0.01, shortages=Shortages(evictions=2)))
     assert "uncertainty 1.00%" in text
     assert "memory ran short: evicted the kept activations of 2 block runs" in text
-    assert "dropped" not in str(Stats())
+    assert "evicted" not in str(Stats(steps=1))
+    assert str(Stats()) == "0 steps: 0 observed, 0 planned"
 
 
 def test_an_observed_step_has_no_plan_in_the_statistics() -> None:
