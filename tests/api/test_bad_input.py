@@ -579,9 +579,12 @@ def _mishap(_: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
+        ({"record": ""}, r"record= must be a file path .*; got ''"),
         ({"host_memory": "lots"}, r"host_memory='lots'.*'16GiB'"),
         ({"host_memory": -1}, r"host_memory=-1.*'16GiB'"),
         ({"host_memory": "-1GiB"}, r"host_memory='-1GiB'.*'16GiB'"),
+        ({"host_memory": 16}, r"host_memory=16 means 16 bytes, .* did you mean \"16GiB\"\?"),
+        ({"host_memory": "100TiB"}, r"host_memory='100TiB' is more than .* give less, or 'auto'"),
         ({"host_memory": "50%"}, r"host_memory='50%'.*'16GiB'"),
         ({"host_memory": "9999TiB"}, r"more than the .*iB that this machine has"),
         ({"choices": ("keep", "recompute", "cpu")}, r"'cpu'; the names are keep, save_on_host"),

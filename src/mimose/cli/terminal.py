@@ -93,8 +93,10 @@ def _remarks(forecast: Forecast) -> list[str]:
     known = "known " if forecast.unknown_share else ""
     about, off = ("about ", f" (±{forecast.uncertainty:.0%})") if forecast.uncertainty else ("", "")
     inputs = " and inputs on the host" if forecast.host_rows else ""
+    which = f"largest of {forecast.sizes} {known}input sizes"
     lines = [
-        f"The largest of {forecast.sizes} {known}input sizes is {forecast.largest}. Below {about}"
+        f"The {which if forecast.sizes > 1 else 'only input size'} is {forecast.largest}. "
+        f"Below {about}"
         f"{text_of(forecast.least_budget_bytes)}{off} it does not fit, even with everything "
         f"recomputed{inputs}; from {about}{text_of(forecast.easy_budget_bytes)}{off} on "
         f"{'every block of these sizes' if known else 'everything'} is kept.",

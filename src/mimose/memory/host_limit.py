@@ -25,13 +25,16 @@ def parse_host_memory(value: int | str) -> int | None:
     >>> parse_host_memory("16GiB") == 16 * 2**30, parse_host_memory(0), parse_host_memory("auto")
     (True, 0, None)
     """
-    if value == "auto":
+    if isinstance(value, str) and value.strip().lower() == "auto":
         return None
     if not isinstance(value, bool) and value in (0, "0"):
         return 0
     try:
         budget = parse_budget(value)
-    except BudgetError:
+    except BudgetError as error:
+        problem = str(error).removeprefix(f"memory_budget={value!r} ")
+        if problem.startswith("means"):
+            raise ArgumentError(f"host_memory={value!r} {problem}") from None
         raise ArgumentError(
             f"host_memory={value!r} is not a memory size: write 'auto', 0 to switch the host "
             "options off, '16GiB', or a number of bytes"
@@ -44,7 +47,8 @@ def parse_host_memory(value: int | str) -> int | None:
     physical = physical_bytes()
     if budget.total_bytes > physical:
         raise ArgumentError(
-            f"host_memory={value!r} is more than the {text_of(physical)} that this machine has"
+            f"host_memory={value!r} is more than the {text_of(physical)} that this machine has: "
+            "give less, or 'auto'"
         )
     return budget.total_bytes
 

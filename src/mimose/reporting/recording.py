@@ -270,7 +270,7 @@ def _is_unused(path: Path) -> bool:
 
 def refuse_unwritable(path: str | os.PathLike[str]) -> None:
     """Raise if `record=` is not a writable path; does not change an existing file."""
-    if not isinstance(path, (str, os.PathLike)):
+    if not isinstance(path, (str, os.PathLike)) or path == "":
         raise ArgumentError(f"record= must be a file path such as 'run.jsonl'; got {path!r}")
     _opened(unused_path(path_of_rank(Path(path))), "ab").close()
 
