@@ -263,9 +263,11 @@ def _fine_tuning() -> Iterator[Row]:
 
 
 def _convergence() -> Iterator[Row]:
-    result = loaded("h200-convergence")
+    on_gpu = loaded("h200-convergence")
+    result = on_gpu or loaded("cpu-convergence")
     if result is None:
         return
+    where = "at the paper's learning rates" if on_gpu else "on a CPU"
     ours = [run for run in result["runs"] if run["way"] == "mimose"]
     exact = [run for run in ours if run["deterministic"]]
     same = all(run["weights"] == plain_of(result, run)["weights"] for run in exact)
@@ -273,8 +275,8 @@ def _convergence() -> Iterator[Row]:
     falls = [ends(run["losses"]) for run in exact]
     yield Row(
         "Does it converge as plain training does?",
-        f"a BERT-like encoder learns topics of texts, {result['epochs']} epochs at the paper's "
-        f"learning rates, under a budget that plain training exceeds on "
+        f"a BERT-like encoder learns topics of texts, {result['epochs']} epochs {where}, under a "
+        "budget that plain training exceeds on "
         f"{result['plain_exceeds']:.0%} of the steps".replace("%", " %"),
         f"the loss falls from {falls[0][0]:.2f} to "
         f"{between((last for _, last in falls), '.2f')}; with deterministic algorithms "
