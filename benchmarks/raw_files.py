@@ -27,6 +27,7 @@ MEASURED = {
     "transfers_quality": ("costs", "planning"),
     "planning_cost": ("costs", "estimation", "planning", "training"),
     "dtr_against_simrd": ("comparison",),
+    "estimators_on_surveys": ("costs", "estimation"),
     "operator_memory": ("comparison", "bench"),
     "same_graph": ("costs", "planning", "comparison"),
     "bench": (*TRAINING, "bench"),

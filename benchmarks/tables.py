@@ -46,6 +46,7 @@ WRITERS: dict[str, Writer] = {
     "content": content.content,
     "convergence": training.convergence,
     "dtr_against_simrd": field.dtr_against_simrd,
+    "estimators_on_surveys": field.estimators_on_surveys,
     "first_steps": budgets.first_steps,
     "fragmentation": budgets.fragmentation,
     "host": host.host,

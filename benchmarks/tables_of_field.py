@@ -7,6 +7,7 @@ from typing import Any
 
 from field_page import about as about_same_graph
 from field_page import least_memory
+from mimose.bench.estimator_tables import by_samples, estimators
 from mimose.bench.markdown import table
 from writing import where
 
@@ -81,3 +82,16 @@ def same_graph(result: dict[str, Any]) -> Iterator[str]:
     yield f"{about_same_graph(result)}\n"
     yield least_memory(result) + "\n"
     yield "`docs/field.md` has the times by budget.\n"
+
+
+def estimators_on_surveys(result: dict[str, Any]) -> Iterator[str]:
+    yield "## Estimators on sizes that were observed (the paper's Table 3)\n"
+    yield (
+        f"{where(result)}. Learned from and judged by what `{result['surveyed']}` observed on "
+        f"{result['surveyed_machine']}: the peak above the step's start with everything kept, and "
+        "what each layer saves. Mimose learns all quantities at once; the others have a model for "
+        "the peak and one for each layer.\n"
+    )
+    yield estimators(result["tasks"]) + "\n"
+    yield "Mean error of the peak by the number of samples, averaged over the tasks:\n"
+    yield by_samples(result["tasks"]) + "\n"
