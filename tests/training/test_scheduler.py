@@ -426,6 +426,36 @@ def test_where_memory_varies_every_eighth_step_is_measured(bare: Bare) -> None:
     assert [k for k, seen in enumerate(measured) if seen] == [7, 15, 23]
 
 
+def test_where_memory_varies_and_is_ample_blocks_are_kept_as_in_plain_training(bare: Bare) -> None:
+    scheduler, bare.budget_bytes = knowing_that_it_varies(), 100 * BUDGET
+    decision = decided(scheduler, bare, 250)
+    assert decision.cached.plan.keeps_all
+    assert not decision.evictable
+    assert not decision.measured
+    assert not decision.trusted
+
+
+def test_where_memory_varies_and_just_suffices_kept_blocks_may_be_evicted(bare: Bare) -> None:
+    scheduler = knowing_that_it_varies()
+    expected = decided(scheduler, bare, 250).cached.plan.peak_bytes
+    decision = decided(scheduler, bare, 250, in_use=bare.available(0) - int(1.3 * expected))
+    assert decision.cached.plan.fits
+    assert decision.evictable
+
+
+def test_where_memory_varies_and_is_ample_few_steps_are_measured(bare: Bare) -> None:
+    scheduler, bare.budget_bytes = knowing_that_it_varies(), 100 * BUDGET
+    measured = list[bool]()
+    for _ in range(64):
+        decision = decided(scheduler, bare, 250)
+        measured.append(decision.measured)
+        assert decision.evictable == decision.measured
+        scheduler.step_over(step_of(scheduler, decision, 250), None, bare.budget_bytes)
+        if decision.measured:
+            scheduler.learn(varying(250, 0.5))
+    assert [k for k, seen in enumerate(measured) if seen] == [31, 63]
+
+
 def test_after_a_failure_what_varies_is_planned_by_the_upper_end(bare: Bare) -> None:
     scheduler = knowing_that_it_varies()
     scheduler.strictness = STRICTER
