@@ -20,9 +20,9 @@ from mimose.planning.plan import Plan
 from mimose.planning.planners import Optimal, RecomputeAll
 from mimose.tensors.gradients import Gradients
 from mimose.training.allocator_history import AllocatorHistory
-from mimose.training.decision import Decision
+from mimose.training.decision import EVERYTHING, STRICTER, Decision
 from mimose.training.host_use import HostUse
-from mimose.training.scheduler import EVERYTHING, STRICTER, Scheduler
+from mimose.training.scheduler import Scheduler
 from mimose.training.setting import Setting
 from mimose.training.step import Step
 

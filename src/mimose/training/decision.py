@@ -9,6 +9,9 @@ from mimose.costs import InputSize, Option, Run
 from mimose.estimation import State
 from mimose.planning import NO_PLAN, CachedPlan, Plan
 
+AS_PLANNED, STRICTER, EVERYTHING = range(3)
+"""How strict a plan must be: after a failure, halfway to everything, then everything."""
+
 
 class PlanKey(NamedTuple):
     """What a plan depends on."""

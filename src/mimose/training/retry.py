@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 from mimose.errors import OutOfMemory
 from mimose.execution import CollectivesIssued
 from mimose.tensors import is_out_of_memory, release_traceback
+from mimose.training.decision import AS_PLANNED, EVERYTHING, STRICTER
 from mimose.training.ranks import why_not_alone
 from mimose.training.rewind import Rewind
-from mimose.training.scheduler import AS_PLANNED, EVERYTHING, STRICTER
 
 T = TypeVar("T")
 

@@ -6,28 +6,23 @@ The paper's scheduler with its plan cache.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from mimose.costs import (
-    InputSize,
-    Option,
-    Pattern,
-    Profile,
-    Regime,
-    Run,
-    StepConditions,
-    StepObservation,
-)
-from mimose.estimation import CostModel, CostModels, Prediction, State, Surprise
+from mimose.costs import InputSize, Option, Regime, Run, StepObservation
+from mimose.estimation import CostModel, CostModels, Surprise
 from mimose.memory import Reading
-from mimose.planning import CachedPlan, KeepAll, Optimal, Plan, PlanCache, Planner, strictest
-from mimose.training.decision import EVERYTHING_RECOMPUTED, UNKNOWN, Decision, PlanKey
+from mimose.planning import CachedPlan, Plan, PlanCache, Planner
+from mimose.training.decision import (
+    AS_PLANNED,
+    EVERYTHING,
+    EVERYTHING_RECOMPUTED,
+    UNKNOWN,
+    Decision,
+    PlanKey,
+)
+from mimose.training.plan_maker import PlanMaker
 from mimose.training.setting import Setting
 from mimose.training.step import Step
-
-_GUARDED = 0.12
-"""The share of the budget below the limit in which a kept run is guarded."""
 
 _ROOMY = 0.66
 """A step that keeps everything below this share of what is available needs no eviction, whatever is
@@ -36,9 +31,6 @@ times what was expected for its size."""
 
 _AT_STAKE = 0.7
 """The share of the limit from which on a peak matters even if nothing is recomputed."""
-
-AS_PLANNED, STRICTER, EVERYTHING = range(3)
-"""How strict a plan must be: after a failure, halfway to everything, then everything."""
 
 
 class Scheduler:
@@ -51,6 +43,7 @@ class Scheduler:
         """What is known in the present regime."""
         self.strictness = AS_PLANNED
         self._cost_models = CostModels()
+        self._plans = PlanMaker(planner, self.cache)
 
     def enter(self, regime: Regime) -> str | None:
         """A step runs in this regime; if it is a new one, what is different from the last one."""
@@ -107,7 +100,7 @@ class Scheduler:
         )
         cached, new = self.cache.get(key), False
         if cached is None:
-            cached, new = self._new(setting, key), True
+            cached, new = self._plans.new(setting, cost_model, key), True
             if cached is None:
                 return self._unknown()
         trusted = cached.trusted
@@ -172,89 +165,6 @@ class Scheduler:
         least, most = setting.bracket(previous_bytes)
         return setting.rounded(available + previous_bytes) - most, least
 
-    def _conditions(self, setting: Setting, pattern: Pattern, key: PlanKey) -> StepConditions:
-        """What the memory of the coming step depends on besides its size."""
-        leaving = setting.gradients.bytes_cleared_late(key.missing)
-        missing_bytes = setting.gradients.missing_bytes(key.missing) + leaving
-        return self.cost_model.conditions(
-            pattern, missing_bytes, key.previous_bytes, key.beside_bytes
-        )
-
-    def _new(self, setting: Setting, key: PlanKey) -> CachedPlan | None:
-        """A new plan, ready for use; None if nothing tells what the size costs."""
-        prediction = self.cost_model.for_planning(key.size)
-        if prediction is None:
-            return None
-        profile = _as_run(prediction).in_step(self._conditions(setting, prediction.pattern, key))
-        if self._leaves_it_to_eviction(key, prediction, profile):
-            plan = KeepAll().plan(profile, key.available_bytes)
-            return self._ready(setting, plan, profile, key, prediction)
-        if self._may_use_host(setting, key, profile):
-            profile = setting.host.connected(profile, trusted=prediction.trusted)
-            key = key._replace(link=setting.host.version)  # the first to ask has measured it
-        plan = self._plan(profile, key, prediction)
-        if not setting.host.has(plan.host_bytes):
-            profile, plan = self._meanwhile(setting, plan, profile, key, prediction)
-        return self._ready(setting, plan, profile, key, prediction)
-
-    def _leaves_it_to_eviction(
-        self, key: PlanKey, prediction: Prediction, profile: Profile
-    ) -> bool:
-        """Whether everything is kept until memory runs short: where memory depends on more than
-        the size, what a batch takes shows while it runs, and evicting costs what planning would."""
-        if not key.may_evict or prediction.state is not State.SUSPECT:
-            return False
-        return self.strictness == AS_PLANNED and strictest(profile, key.available_bytes).fits
-
-    def _meanwhile(
-        self, setting: Setting, wanted: Plan, profile: Profile, key: PlanKey, prediction: Prediction
-    ) -> tuple[Profile, Plan]:
-        """A plan that makes do with the host memory that is there, while more is being pinned.
-
-        If nothing fits without more of it, the step waits.
-        """
-        less = replace(profile, link=setting.host.only_what_is_there(profile.link))
-        plan = self._plan(less, key, prediction)
-        if wanted.fits and not plan.fits and setting.host.reserve(wanted.host_bytes):
-            return profile, wanted
-        return less, plan
-
-    def _plan(self, profile: Profile, key: PlanKey, prediction: Prediction) -> Plan:
-        plan = self.planner.plan(profile, _room(key.available_bytes, prediction))
-        return self._as_strict_as_must_be(plan, profile, key.available_bytes)
-
-    def _may_use_host(self, setting: Setting, key: PlanKey, profile: Profile) -> bool:
-        """Whether bytes may leave the device: in steps whose runs come and go once, as planned.
-
-        Before the first plan that could use it, nothing is done for it.
-        """
-        host = setting.host
-        alone = not key.beside_bytes and len(key.size.passes) == 1
-        if not (host.possible and self.cost_model.regular and alone):
-            return False
-        if host.memory is None and KeepAll().plan(profile, key.available_bytes).fits:
-            return False
-        return host.serves(profile, key.available_bytes)
-
-    def _ready(
-        self,
-        setting: Setting,
-        plan: Plan,
-        profile: Profile,
-        key: PlanKey,
-        prediction: Prediction,
-    ) -> CachedPlan:
-        cached = CachedPlan.of(
-            plan,
-            prediction.pattern,
-            profile,
-            key.available_bytes - _guarded_bytes(setting),
-            exact=prediction.bound_of in (None, key.size),
-            state=prediction.state,
-        )
-        self.cache.put(key, cached)
-        return cached
-
     def plan_rest(
         self, setting: Setting, size: InputSize, decision: Decision, done: tuple[Option, ...]
     ) -> CachedPlan | None:
@@ -264,52 +174,13 @@ class Scheduler:
         that wait on the host count as if they were on the device: they come back before all of
         what is to come now is gone.
         """
-        done = tuple(map(_on_device, done))
         if decision.key is None or self.strictness != AS_PLANNED:
             return None
-        key = decision.key._replace(size=size, done=done)
+        key = decision.key._replace(size=size, done=tuple(map(_on_device, done)))
         cached = self.cache.get(key)
         if cached is not None:
             return cached
-        prediction = self.cost_model.predict(size)
-        if prediction is None or prediction.bound_of is not None:
-            return None
-        profile = _as_run(prediction).in_step(self._conditions(setting, prediction.pattern, key))
-        if len(profile.runs) != len(decision.cached.plan.choices):
-            return None
-        available = _room(key.available_bytes, prediction)
-        plan = Plan.of(profile, self._rest(profile, done, available), key.available_bytes)
-        if self.cost_model.exceeds_observed(size) and not plan.fits:
-            return None
-        return self._ready(setting, plan, profile, key, prediction)
-
-    def _rest(
-        self, profile: Profile, done: tuple[Option, ...], available: int
-    ) -> tuple[Option, ...]:
-        """All choices, those for runs that are still to come made anew."""
-        if not isinstance(self.planner, Optimal):
-            return (*done, *self.planner.plan(profile, available).choices[len(done) :])
-        before, rest = profile.runs[: len(done)], profile.runs[len(done) :]
-        if not rest:
-            return done
-        held = sum(
-            run.menu[0].backward_held
-            for run, option in zip(before, done, strict=True)
-            if not option.recomputes
-        )
-        base = sum(run.boundary for run in before)
-        first = rest[0]._replace(boundary=base + rest[0].boundary)
-        profile = replace(profile, runs=(first, *rest[1:]), tail=0)
-        return (*done, *self.planner.plan(profile, available - held).choices)
-
-    def _as_strict_as_must_be(self, plan: Plan, profile: Profile, available: int) -> Plan:
-        if self.strictness == AS_PLANNED:
-            return plan
-        strict = strictest(profile, available)
-        if self.strictness == EVERYTHING:
-            return strict
-        halfway = (strict.peak_bytes + plan.peak_bytes) // 2
-        return Optimal().plan(profile, min(available, halfway))
+        return self._plans.rest(setting, self.cost_model, key, decision.cached.plan)
 
     def _unknown(self) -> Decision:
         """Recompute everything and measure it; after failures measure nothing."""
@@ -409,22 +280,6 @@ def _on_device(option: Option) -> Option:
     return Option.RECOMPUTE if option.recomputes else Option.KEEP
 
 
-def _as_run(prediction: Prediction) -> Profile:
-    """The predicted costs; kept runs can be evicted unless the prediction is trusted."""
-    profile = prediction.profile
-    return profile if prediction.trusted else profile.holding_arguments()
-
-
-def _room(available: int, prediction: Prediction) -> int:
-    """What is left of the available bytes for a plan, if its peak may be so far off."""
-    return int(available / (1 + prediction.uncertainty))
-
-
 def _is_roomy(plan: Plan, available: int) -> bool:
     """Whether everything is kept and far from what is available."""
     return plan.keeps_all and plan.peak_bytes <= _ROOMY * available
-
-
-def _guarded_bytes(setting: Setting) -> int:
-    """How far below what is available kept runs are guarded."""
-    return int(_GUARDED * setting.budget_bytes) - setting.reserve.bytes
