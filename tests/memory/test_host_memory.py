@@ -107,6 +107,17 @@ def test_an_arena_that_is_closed_stops_growing() -> None:
     assert not any(thread.name == "mimose-pinning" for thread in threading.enumerate())
 
 
+def test_what_is_free_in_pieces_is_used_before_more_is_pinned() -> None:
+    arena = HostArena(1 << 30, pinned=False)
+    arena.prepare(300 << 20)
+    while arena.held_bytes < 300 << 20:
+        time.sleep(0.01)
+    held = arena.held_bytes
+    ranges = [arena.take(70 << 20) for _ in range(4)]  # no segment is so large
+    assert all(ranges)
+    assert arena.held_bytes == held
+
+
 def test_an_error_in_the_background_is_raised_by_the_next_prepare(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -116,6 +116,8 @@ class HostArena:
             part = segment.take(needed)
             if part is not None:
                 return HostRange((part,), nbytes)
+        if nbytes <= self.held_bytes - self.in_use_bytes:  # pinning more would take far longer
+            return self._take_scattered(nbytes)
         self._finish_growing()
         left = self.limit_bytes - self.held_bytes
         size = max(1 << (needed - 1).bit_length(), _SMALLEST_SEGMENT)
