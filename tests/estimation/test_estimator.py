@@ -894,6 +894,14 @@ def test_after_a_failure_sizes_as_large_are_observed_until_one_was() -> None:
     assert not cost_model.reliability.suspects(size(8, 200))
 
 
+def test_a_failure_is_not_forgotten_because_blocks_run_in_another_order() -> None:
+    cost_model = ready_knowledge()
+    cost_model.reliability.failed(size(8, 150))
+    cost_model.assume_any_order()
+    assert cost_model.reliability.suspects(size(8, 150))
+    assert cost_model.reliability.doubted
+
+
 def test_an_observation_that_contradicts_doubted_predictions_voids_them() -> None:
     cost_model = ready_knowledge()
     cost_model.peaked(size(8, 150), 1000, 1100)

@@ -138,6 +138,11 @@ class CostModel:
             self.reliability = Reliability()
         else:
             self.reliability.observed(observation.size)
+        self._note_gradients_of(observation)
+        self.version = next(_versions)
+        return void
+
+    def _note_gradients_of(self, observation: StepObservation) -> None:
         if any(observation.gradients_allocated) or observation.all_gradients_allocated:
             self.note_gradients(
                 observation.pattern,
@@ -145,8 +150,6 @@ class CostModel:
                 observation.all_gradients_allocated,
                 allocates=observation.allocates,
             )
-        self.version = next(_versions)
-        return void
 
     def take_times(self, observation: StepObservation) -> None:
         """Use the times of an observation that was learned without them."""
@@ -170,8 +173,9 @@ class CostModel:
         self.any_order = True
         observations, self._estimators = self.observations, Estimators()
         self._gradients.clear()
-        for observation in observations:
-            self.learn(observation)
+        for observation in observations:  # nothing new: surprises and doubts stay as they are
+            self._estimators.learn(observation.in_any_order(), doubted=False)
+            self._note_gradients_of(observation)
         self.version = next(_versions)
 
     def note_gradients(
