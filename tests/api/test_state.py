@@ -260,6 +260,7 @@ DAMAGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "gradients of a run too few": ((*FIRST, "gradients", 0), ..., "damaged"),
     "time that goes backwards": ((*FIRST, "runs", 0, NANOSECONDS), -1, "damaged"),
     "less than nothing": ((*FIRST, "runs", 0, SAVED), -5, "damaged"),
+    "half a verdict on a block": (("blocks", 0, "changing"), ..., "damaged"),
 }
 
 

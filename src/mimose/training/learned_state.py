@@ -84,8 +84,8 @@ class LearnedState:
                 link = LinkSpeed()
                 if "link" in state:
                     link.adopt(*state["link"])
-                self._scheduler.take_in(state["chapters"], len(self._blocks))
                 _believe(state.get("blocks", []), interceptors)
+                self._scheduler.take_in(state["chapters"], len(self._blocks))
                 if link.known:
                     self._speed.adopt(*link.speeds)
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
