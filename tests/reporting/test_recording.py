@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -19,6 +20,7 @@ from loops import interceptors, task, texts, train
 from mimose.costs.input_size import InputSize
 from mimose.costs.link import Link
 from mimose.costs.options import Option
+from mimose.costs.run_cost import RunCost
 from mimose.memory import Reading
 from mimose.planning import Optimal, Plan
 from mimose.reporting import RunningStats, Shortages
@@ -76,6 +78,23 @@ def test_a_recording_may_be_cut_anywhere(
         numbers = [step.number for step in read_recording(cut).steps]
         assert numbers == steps[: len(numbers)]
         assert len(numbers) >= whole[:at].count(b'\n{"step"') - 1
+
+
+def test_times_are_those_of_the_observation_of_the_same_kind_of_step(
+    recorded: tuple[Path, mimose.Mimose], tmp_path: Path
+) -> None:
+    lines = recorded[0].read_text().splitlines()
+    observed = [json.loads(line) for line in lines if line.startswith('{"observation"')]
+    one = observed[-1]["observation"]
+    timed, other = copy.deepcopy(one), {**one, "allocates": not one["allocates"]}
+    for run in timed["runs"]:
+        run[RunCost._fields.index("nanoseconds")] = 999
+    more = [{"observation": other, "anew": False}, {"timed": timed, "in": 0}]
+    path = tmp_path / "run.jsonl"
+    path.write_text("\n".join([*lines, *map(json.dumps, more)]) + "\n")
+    *_, first, second = read_recording(path).observations
+    assert {run.nanoseconds for run in first.runs} == {999}
+    assert 999 not in {run.nanoseconds for run in second.runs}
 
 
 def test_recorded_training_gives_the_same_losses(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def _set_times(observations: list[StepObservation], timed: StepObservation) -> N
 
 
 def _key(observation: StepObservation) -> tuple[Hashable, ...]:
-    return observation.size, observation.pattern
+    return observation.size, observation.pattern, observation.allocates
 
 
 def _layout(pairs: Sequence[tuple[str, int]]) -> Layout:
