@@ -69,8 +69,14 @@ def host_limit(requested: int | None, device: torch.device) -> int:
 
 def physical_bytes() -> int:
     """The memory of the machine, or of the container if its limit is lower."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([machine, *(limit for limit, _ in _cgroups())])
+    return min([_machine_bytes(), *(limit for limit, _ in _cgroups())])
+
+
+def _machine_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # a system that does not tell
+        return 1 << 40
 
 
 def free_host_bytes() -> int:

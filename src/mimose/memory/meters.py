@@ -6,7 +6,6 @@ tensor storages there. A budget then means the same, and the library can be trie
 
 from __future__ import annotations
 
-import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +15,7 @@ import torch
 
 from mimose.errors import ConflictError
 from mimose.memory.allocator import allocator_backend, current_settings, page_bytes_in
+from mimose.memory.host_limit import physical_bytes
 from mimose.memory.storage_counter import StorageCounter
 
 _PAGES_LOST = 5.6
@@ -231,7 +231,7 @@ class CpuMeter(Meter):
     def __init__(self) -> None:
         self._counter = StorageCounter.shared()
         self._peaks = SharedPeaks("cpu")
-        self.device_bytes = _physical_bytes()
+        self.device_bytes = physical_bytes()
         self._open = True
 
     def _read(self) -> Reading:
@@ -255,10 +255,3 @@ class CpuMeter(Meter):
             self.limit(None)
             self._peaks.close()
             self._counter.release()
-
-
-def _physical_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 1 << 40
