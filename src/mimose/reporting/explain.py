@@ -28,6 +28,8 @@ def explain_plan(engine: Engine, size: InputSize, base_bytes: int) -> Explanatio
     pattern, profile = prediction.pattern, prediction.profile
     if profile.prelude and setting.open:
         base_bytes = setting.meter.read().in_use + profile.prelude
+    if not prediction.trusted:
+        profile = profile.holding_arguments()  # as kept runs do that may be evicted
     profile = profile.in_step(cost_model.conditions(pattern, _missing_bytes(setting)))
     uncertainty = (1 + cost_model.uncertainty(size)) * (1 + prediction.uncertainty)
     available = int(setting.available(base_bytes) / uncertainty)
@@ -73,7 +75,9 @@ def _missing_bytes(setting: Setting) -> int:
     parameters."""
     if not setting.open:
         return setting.gradient_bytes
-    return setting.gradients.missing_bytes(setting.gradients.missing())
+    missing = setting.gradients.missing()
+    cleared_late = setting.gradients.bytes_cleared_late(missing)
+    return setting.gradients.missing_bytes(missing) + cleared_late
 
 
 def _with_link(profile: Profile, setting: Setting, available: int, *, trusted: bool) -> Profile:
@@ -84,7 +88,7 @@ def _with_link(profile: Profile, setting: Setting, available: int, *, trusted: b
     host = setting.host
     if host.memory is None or not host.serves(profile, available):
         return profile
-    return replace(profile, link=host.link(trusted=trusted))
+    return host.connected(profile, trusted=trusted)
 
 
 def _largest_batch(size: InputSize, strict: Plan, available: int) -> int | None:
