@@ -59,9 +59,8 @@ class FirstThatFits(Planner):
     """Of a few plans for three blocks, the laxest that fits, whatever its time."""
 
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
-        options = {option.letter: option for option in Option}
         for letters in ("KKK", "HKK", "HrK", "rhK"):
-            plan = Plan.of(profile, [options[letter] for letter in letters], available_bytes)
+            plan = Plan.of(profile, Option.of_letters(letters), available_bytes)
             if plan.fits:
                 break
         return plan

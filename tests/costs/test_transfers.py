@@ -43,12 +43,7 @@ def of_equal_runs(count: int, link: Link | None = FAST, **costs: Any) -> Profile
 
 
 def moved(profile: Profile, letters: str) -> tuple[Transfer, ...]:
-    return Plan.of(profile, options(letters), 1 << 40).transfers
-
-
-def options(letters: str) -> list[Option]:
-    by_letter = {option.letter: option for option in Option}
-    return [by_letter[letter] for letter in letters]
+    return Plan.of(profile, Option.of_letters(letters), 1 << 40).transfers
 
 
 def test_bytes_leave_before_the_first_forward_that_starts_after_their_copy() -> None:
@@ -87,27 +82,27 @@ def test_a_copy_back_is_over_before_the_next_one_is_due() -> None:
 
 def test_the_device_waits_after_the_last_forward_for_copies_to_the_host() -> None:
     profile = of_equal_runs(4, link=Link(1.1, 1e9, 1 << 40))
-    plan = Plan.of(profile, options("HKKK"), 1 << 40)
+    plan = Plan.of(profile, Option.of_letters("HKKK"), 1 << 40)
     assert plan.transfers[0].release_before == 4
     assert plan.stall_seconds == plan.extra_seconds == pytest.approx((10 + 100 - 40) / 1e9)
 
 
 def test_the_backward_waits_for_copies_that_begin_with_it() -> None:
     profile = of_equal_runs(4, link=Link(1e9, 1.1, 1 << 40))
-    plan = Plan.of(profile, options("HKKK"), 1 << 40)
+    plan = Plan.of(profile, Option.of_letters("HKKK"), 1 << 40)
     assert plan.transfers[0].prefetch_at == 3
     assert plan.stall_seconds == plan.extra_seconds == pytest.approx((100 - 30) / 1e9)
 
 
 def test_stalls_add_to_recomputes() -> None:
-    plan = Plan.of(of_equal_runs(4), options("HrKK"), 1 << 40)
+    plan = Plan.of(of_equal_runs(4), Option.of_letters("HrKK"), 1 << 40)
     assert plan.extra_seconds == pytest.approx(plan.stall_seconds + 10 / 1e9)
     assert plan.recomputed == 1
 
 
 def test_activations_on_the_host_are_gone_between_release_and_prefetch() -> None:
     profile = of_equal_runs(8, saved=20, boundary=0, link=FAST)
-    forward, head, backward = levels(profile, options("HKKKKKKK"))
+    forward, head, backward = levels(profile, Option.of_letters("HKKKKKKK"))
     assert forward == [0, 20, 40, 40, 60, 80, 100, 120]
     assert head == 140
     assert backward == [20, 40, 60, 60, 80, 100, 120, 140]
@@ -115,7 +110,7 @@ def test_activations_on_the_host_are_gone_between_release_and_prefetch() -> None
 
 def test_input_on_the_host_is_gone_between_release_and_prefetch() -> None:
     profile = of_equal_runs(8)
-    forward, head, backward = levels(profile, options("hrrrrrrr"))
+    forward, head, backward = levels(profile, Option.of_letters("hrrrrrrr"))
     assert forward == [20, 40, 60, 60, 80, 100, 120, 140]
     assert head == 140
     assert backward == [20, 40, 40, 60, 80, 100, 120, 140]
@@ -129,15 +124,15 @@ def test_peaks_of_a_moved_run_are_those_of_its_option_without_the_host() -> None
 
 
 def test_host_memory_holds_all_moved_bytes_at_once() -> None:
-    plan = Plan.of(of_equal_runs(8), options("HhKrKKKK"), 1 << 40)
+    plan = Plan.of(of_equal_runs(8), Option.of_letters("HhKrKKKK"), 1 << 40)
     assert [transfer.moved_bytes for transfer in plan.transfers] == [100, 20]
     assert plan.moved_bytes == plan.host_bytes == 120
 
 
 def test_a_plan_that_needs_more_host_memory_than_there_is_does_not_fit() -> None:
     profile = of_equal_runs(8, link=FAST._replace(host_bytes=100))
-    assert Plan.of(profile, options("HKKKKKKK"), 1 << 40).fits
-    assert not Plan.of(profile, options("HHKKKKKK"), 1 << 40).fits
+    assert Plan.of(profile, Option.of_letters("HKKKKKKK"), 1 << 40).fits
+    assert not Plan.of(profile, Option.of_letters("HHKKKKKK"), 1 << 40).fits
 
 
 CANNOT = {
@@ -161,9 +156,9 @@ CANNOT = {
 @pytest.mark.parametrize("case", CANNOT)
 def test_bytes_that_cannot_be_moved_stay_on_the_device(case: str) -> None:
     profile, asked, done = CANNOT[case]
-    plan = Plan.of(profile, options(asked), 1 << 40)
+    plan = Plan.of(profile, Option.of_letters(asked), 1 << 40)
     assert str(plan) == done
-    assert plan.peak_bytes == peak(profile, options(done))
+    assert plan.peak_bytes == peak(profile, Option.of_letters(done))
 
 
 def test_link_is_kept_in_a_step_that_allocates_gradients() -> None:

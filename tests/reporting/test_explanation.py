@@ -28,10 +28,9 @@ LAYER = run(
 def explained(choices: str, runs: Sequence[RunCost] = (), speed: float = 50.0) -> Explanation:
     """A long model of equal layers under these choices; the link moves so many bytes a
     nanosecond."""
-    letters = {option.letter: option for option in Option}
     layers = tuple(runs) or (LAYER,) * len(choices)
     profile = Profile(SIZE, layers, 0, 0, link=Link(speed, speed, 1 << 40))
-    plan = Plan.of(profile, [letters[letter] for letter in choices], 1 << 50)
+    plan = Plan.of(profile, Option.of_letters(choices), 1 << 50)
     assert str(plan) == choices
     return Explanation(
         size=SIZE,

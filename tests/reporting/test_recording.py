@@ -317,13 +317,12 @@ def test_recorded_plans_that_move_bytes_are_priced_as_they_were(
     recorded_with_host: tuple[Path, mimose.Mimose],
 ) -> None:
     recording = read_recording(recorded_with_host[0])
-    outlook, options = Outlook.of(recording), {option.letter: option for option in Option}
-    priced = 0
+    outlook, priced = Outlook.of(recording), 0
     for step in recording.planned[-20:]:
         profile = outlook.profile(step.size)
         if profile is None or step.predicted_bytes is None or step.plan is None:
             continue
-        plan = Plan.of(profile, [options[letter] for letter in step.plan], 1 << 40)
+        plan = Plan.of(profile, Option.of_letters(step.plan), 1 << 40)
         assert str(plan) == step.plan
         rise = step.predicted_bytes - step.base_bytes
         assert plan.peak_bytes == pytest.approx(rise, rel=0.02)

@@ -25,6 +25,15 @@ class Option(Enum):
         """The letter that stands for this option in a printed or recorded plan."""
         return _LETTERS[self]
 
+    @classmethod
+    def of_letters(cls, plan: str) -> tuple[Option, ...]:
+        """The options of a printed or recorded plan.
+
+        >>> Option.of_letters("Kr")
+        (<Option.KEEP: 'keep'>, <Option.RECOMPUTE: 'recompute'>)
+        """
+        return tuple([_OPTIONS[letter] for letter in plan])
+
     @property
     def recomputes(self) -> bool:
         """Whether the forward runs a second time before the backward."""
@@ -55,3 +64,4 @@ _LETTERS = {
     Option.RECOMPUTE: "r",
     Option.RECOMPUTE_FROM_HOST: "h",
 }
+_OPTIONS = {letter: option for option, letter in _LETTERS.items()}

@@ -18,11 +18,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from mimose.costs import InputSize, Option, Pattern, Profile, RunCost, StepObservation, peak
+from mimose.costs import InputSize, Pattern, Profile, RunCost, StepObservation
 from mimose.estimation.fit import Fit
 from mimose.estimation.prediction import Prediction, State
 from mimose.estimation.proportions import Proportions
-from mimose.estimation.rows import BYTES
+from mimose.estimation.rows import BYTES, peaks_of
 from mimose.estimation.times import with_shared_times
 
 _CONTRADICTION = 0.04
@@ -231,7 +231,7 @@ class Estimator:
         prediction = self.predict(size) if known else None
         if prediction is None:
             return False
-        pairs = zip(_peaks(prediction.profile), _peaks(observation.profile), strict=True)
+        pairs = zip(peaks_of(prediction.profile), peaks_of(observation.profile), strict=True)
         return any(abs(real - predicted) > _CONTRADICTION * real for predicted, real in pairs)
 
     def _drop_least_informative(self) -> None:
@@ -249,12 +249,6 @@ class Estimator:
 def _saved_bytes(observation: StepObservation) -> int:
     """The activations of all runs."""
     return sum(run.saved for run in observation.runs)
-
-
-def _peaks(profile: Profile) -> tuple[int, int]:
-    """The peaks with all runs kept, and with all recomputed."""
-    kept, recomputed = ([end] * len(profile.runs) for end in (Option.KEEP, Option.RECOMPUTE))
-    return max(1, peak(profile, kept)), max(1, peak(profile, recomputed))
 
 
 def _scaled(profile: Profile, scale: Callable[[int], int]) -> Profile:

@@ -59,13 +59,18 @@ _ANY_SIZE = InputSize((), ())
 
 def peaks(fixed: tuple[bool, ...], rows: Floats) -> Floats:
     """The peaks of each row: one column with all runs kept, one with all recomputed."""
-    both = [_peaks_of(fixed, tuple(row)) for row in rows.round().astype(int).tolist()]
+    both = [_peaks_of_row(fixed, tuple(row)) for row in rows.round().astype(int).tolist()]
     return np.array(both, float).reshape(-1, 2)
 
 
 @lru_cache(maxsize=256)
-def _peaks_of(fixed: tuple[bool, ...], row: tuple[int, ...]) -> tuple[int, int]:
+def _peaks_of_row(fixed: tuple[bool, ...], row: tuple[int, ...]) -> tuple[int, int]:
     """The peaks of one row. Cached, because each fit needs those of all observations."""
     profile = profile_of(_ANY_SIZE, row, [(0, stays, False, 0) for stays in fixed])
-    kept, recomputed = [Option.KEEP] * len(fixed), [Option.RECOMPUTE] * len(fixed)
+    return peaks_of(profile)
+
+
+def peaks_of(profile: Profile) -> tuple[int, int]:
+    """The peaks with all runs kept, and with all recomputed."""
+    kept, recomputed = ([end] * len(profile.runs) for end in (Option.KEEP, Option.RECOMPUTE))
     return max(1, peak(profile, kept)), max(1, peak(profile, recomputed))

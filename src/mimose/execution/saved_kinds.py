@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 
@@ -25,12 +25,11 @@ class SavedKinds:
     def __len__(self) -> int:
         return len(self.shapes)
 
-    def take(self, tensors: Iterable[torch.Tensor | None]) -> None:
+    def take(self, tensors: Sequence[torch.Tensor]) -> None:
         """A forward has saved these, and they are still there."""
-        there = [tensor for tensor in tensors if tensor is not None]
-        self.shapes = [tensor.shape for tensor in there]
-        self.dtypes = [tensor.dtype for tensor in there]
-        self.devices = [tensor.get_device() for tensor in there]
+        self.shapes = [tensor.shape for tensor in tensors]
+        self.dtypes = [tensor.dtype for tensor in tensors]
+        self.devices = [tensor.get_device() for tensor in tensors]
 
     def compare(self, index: int, tensor: torch.Tensor) -> None:
         """Note if the tensor that was rebuilt is not of the kind that was saved."""

@@ -44,7 +44,6 @@ class RecordedStep:
     """Host time from the first block's forward to the end of the backward."""
     recompute_milliseconds: float
     """Predicted time that the plan adds: recomputes, and waiting for transfers."""
-    planning_microseconds: float
     reserve_bytes: int
     link: Link | None = None
     """The link to host memory; None if plans did without."""
@@ -245,7 +244,6 @@ class _Reader:
             held_bytes=values["held"],
             milliseconds=values["ms"],
             recompute_milliseconds=values.get("again_ms", 0.0),
-            planning_microseconds=values["planning_us"],
             reserve_bytes=self._reserve,
             link=self.recording.link,
             evictions=values.get("evicted", 0),

@@ -23,8 +23,8 @@ from mimose.costs import InputSize, Pattern, Profile, Run, RunCost, StepObservat
 from mimose.execution import ForwardEnd, Listener
 from mimose.memory import Clock, Meter, Reading
 from mimose.tensors import Gradients, PreviousOutputs, keeps_graph
-from mimose.training.allocated_gradients import AllocatedGradients
 from mimose.training.boundary_tensors import BoundaryTensors
+from mimose.training.gradient_counter import GradientCounter
 from mimose.training.run_observation import RunObservation
 from mimose.training.step_readings import StepReadings
 
@@ -57,7 +57,7 @@ class Collector(Listener):
         self.readings = StepReadings(meter)
         self._clock = clock
         clock.follow_stream()
-        self.gradients = AllocatedGradients(gradients)
+        self.gradients = GradientCounter(gradients)
         self._previous_outputs = previous
         self._in_use_before = in_use_before
         self._known_unused = known_unused
@@ -131,7 +131,7 @@ class Collector(Listener):
         seen.forward_ends(end, reading.in_use, reading.peak)
         self.held += max(0, seen.held - seen.casts)
 
-    def before_head(self, *_: Any) -> None:
+    def before_head(self) -> None:
         """The last run that the plan knows has returned."""
         reading = self.readings.read()
         self._levels.head_forward = max(self._levels.head_forward, reading.peak - self._others)

@@ -17,7 +17,6 @@ from mimose.reporting.reader import RecordedStep, Recording
 _MOST_STEPS = 4000
 _MOST_EVICTIONS = 20
 """Of more steps with evictions, the events list only the first ones and the number of others."""
-_OPTIONS = {option.letter: option for option in Option}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +234,7 @@ def _time(recording: Recording, outlook: Outlook) -> TimeFigures | None:
 
 def _chosen_seconds(step: RecordedStep, profile: Profile) -> float | None:
     """The time that the step's plan adds; None if the plan is for other runs than predicted."""
-    choices = [_OPTIONS[letter] for letter in step.plan or ""]
+    choices = Option.of_letters(step.plan or "")
     if len(choices) != len(profile.runs):
         return None
     return extra_nanoseconds(replace(profile, link=step.link), choices) / 1e9

@@ -84,9 +84,7 @@ def _plan(outlook: Outlook, profile: Profile, step: RecordedStep | None, budget:
     """The recorded plan of this step; a new one if all steps of this size were observed."""
     if step is None or step.plan is None or len(step.plan) != len(profile.runs):
         return outlook.plan(profile, budget)
-    options = {option.letter: option for option in Option}
-    choices = tuple(options[letter] for letter in step.plan)
-    return Plan.of(profile, choices, outlook.available(profile, budget))
+    return Plan.of(profile, Option.of_letters(step.plan), outlook.available(profile, budget))
 
 
 def _figures(

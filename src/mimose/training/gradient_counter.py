@@ -1,4 +1,4 @@
-"""The gradients that a step allocates."""
+"""Count the gradients that an observed step allocates."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import weakref
 from mimose.tensors import Gradients, bytes_of
 
 
-class AllocatedGradients:
-    """Counts gradients as they come into being; and sees whether existing ones are cleared late.
+class GradientCounter:
+    """Counts gradients as they are allocated, and detects whether existing ones are cleared late.
 
-    Some trainers clear gradients between forward and backward: these burden the forward, are gone
-    like previous outputs, and are allocated anew in the backward.
+    Some trainers clear gradients between forward and backward. Such gradients take memory in the
+    forward and are allocated again in the backward.
     """
 
     def __init__(self, gradients: Gradients) -> None:
         sample = gradients.missing()
         self.most = gradients.will_be_allocated(sample)
-        """Whether most come into being in the step, rather than being added to."""
+        """Whether the step allocates most gradients, rather than adding to existing ones."""
         self._updated = gradients.parameters_updated
         missing = any(sample)
-        # Where plans are told of none to come, levels are measured with those that do come.
+        # If no sampled gradient is missing, plans expect none to be allocated, so levels include
+        # any that are.
         self._missing = [p for p in gradients.parameters if p.grad is None] if missing else []
         existing = ((p, p.grad) for p in gradients.parameters)
         self._existing = [(p, weakref.ref(grad)) for p, grad in existing if grad is not None]
@@ -44,9 +45,10 @@ class AllocatedGradients:
         self.cleared = any(p.grad is None for p, _ in self._existing)
         if not self.cleared:
             return 0
-        # Those of the head have come into being again by now.
+        # Those of the head have been allocated again by now.
         cleared = [p for p, grad in self._existing if p.grad is None or p.grad is not grad()]
-        # Only where the next such step is foreseen to clear them: it is to find this one.
+        # Only after an optimizer update: the next such step is expected to clear its gradients
+        # late, too, and must find this observation.
         self.most |= self._updated
         self._missing += cleared
         self.counts = True
