@@ -4,9 +4,10 @@ Joins all packages below. What happens goes to subscribers, which are not known 
 """
 
 from mimose.training.collector import Collector
-from mimose.training.engine import Engine, Options
+from mimose.training.engine import Engine
 from mimose.training.events import LaterBackward, RunStart, StepRecord, StepStart, Subscriber
 from mimose.training.host_use import HostUse
+from mimose.training.options import Options
 from mimose.training.ranks import Agreement
 from mimose.training.retry import retry_step
 from mimose.training.scheduler import Scheduler

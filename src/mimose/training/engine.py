@@ -11,64 +11,33 @@ import logging
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from mimose.costs import MOST_PASSES, InputSize, Option, Regime
+from mimose.costs import MOST_PASSES, InputSize, Regime
 from mimose.errors import warn
 from mimose.execution import output_tensors
-from mimose.interception import Block, Directive, Trials, describe_blocks, name_pattern
-from mimose.memory import AllocatorLease, Reading
-from mimose.planning import CachedPlan
-from mimose.tensors import (
-    PreviousOutputs,
-    SizeFunction,
-    argument_names,
-    custom_input_size,
-    input_size,
-)
-from mimose.training.collector import Collector
-from mimose.training.decision import Decision
+from mimose.interception import Block, Directive, describe_blocks, name_pattern
+from mimose.memory import AllocatorLease
+from mimose.tensors import PreviousOutputs, argument_names, custom_input_size, input_size
 from mimose.training.events import Events, RunStart, StepStart
-from mimose.training.eviction import StepEvictor
 from mimose.training.hooks import ModelHooks
 from mimose.training.learned_state import LearnedState
 from mimose.training.learner import Learner
 from mimose.training.notifications import Notifications
-from mimose.training.overlap import Overlap, predicts
+from mimose.training.options import Options
+from mimose.training.overlap import Overlap
 from mimose.training.rewind import Rewind, RewindStore
 from mimose.training.scheduler import Scheduler
 from mimose.training.setting import Setting, device_of, first_device
-from mimose.training.shuttle import Shuttle
 from mimose.training.step import Step
-from mimose.training.transfers import transfers_for
+from mimose.training.step_factory import Opening, StepFactory
 from mimose.units import Budget, text_of
 
 log = logging.getLogger("mimose")
-
-_FEW_BYTES = 1 << 10
-"""A loss that the loop still holds takes no more: not a cache."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What a user has asked for, beside model, blocks and budget."""
-
-    collector: type[Collector] = Collector
-    enforce: bool = False
-    """Whether the budget is the allocator's hard limit, too."""
-    allocator: str = "auto"
-    input_size: SizeFunction | None = None
-    """The user's own measure of a batch."""
-    host_bytes: int | None = None
-    """Host memory that activations may take; None for as much as is reasonable."""
-    choices: frozenset[Option] = frozenset(Option)
-    """The options that plans may use."""
-    observe_only: bool = False
-    """Observe every step with every block recomputed, and never plan: for measuring."""
 
 
 @dataclass(slots=True)
@@ -120,6 +89,14 @@ class Engine:
         self._allocator = AllocatorLease(self.options.allocator)
         self._learner = Learner(
             scheduler, self.events, self._notifications, self._allocator, len(blocks)
+        )
+        self._factory = StepFactory(
+            scheduler,
+            self.options,
+            self._hooks,
+            self._overlap,
+            self._previous_outputs,
+            self._notifications,
         )
         self._rewind_store: RewindStore | None = None
         self._finalizers: list[weakref.finalize[..., nn.Module]] = []
@@ -235,28 +212,11 @@ class Engine:
         if self._hooks.must_agree:  # no rank may go on otherwise than the others
             larger = self._hooks.agreement.any(larger)
         elif step.has_plan and step.backward.passes + 1 < MOST_PASSES and whole is not None:
-            larger &= whole == step.expected or not self._plan_rest(step, whole)
+            assert self.setting is not None
+            larger &= whole == step.expected or not self._factory.plan_rest(
+                self.setting, step, whole
+            )
         step.another_pass(size, larger=larger)
-
-    def _plan_rest(self, step: Step, size: InputSize) -> bool:
-        """Plan what is still to come of a step that turns out to be of this size; whether it can be
-        done."""
-        done = None if step.surprises else step.choices_so_far
-        if done is None or self.setting is None:
-            return False
-        cached = self.scheduler.plan_rest(self.setting, size, step.decision, done)
-        if cached is not None:
-            if cached.trusted:
-                self._tell_if_too_little(size, cached, step.start.in_use)
-            step.plan_rest(size, cached, may_skip=bool(self.scheduler.cost_model.skips))
-            self._overlap.share_predictions(step)
-        return cached is not None
-
-    def _tell_if_too_little(self, size: InputSize, cached: CachedPlan, in_use_bytes: int) -> None:
-        assert self.setting is not None
-        self._notifications.tell_if_too_little(
-            self.setting, size, cached.plan, in_use_bytes, cached.profile
-        )
 
     def forward_returned(self, out: Any) -> None:
         """The model's forward is done."""
@@ -306,10 +266,19 @@ class Engine:
         setting.history.step_begins(reading)
         setting.host.read_times()
         began = time.perf_counter()
-        whole = self.scheduler.cost_model.expected_size(size)
         around = self._overlap.around(setting.device)
-        decision = self._decide(whole, reading, around)
-        step = self._step(decision, size, whole, reading)
+        opening = Opening(
+            size,
+            self.scheduler.cost_model.expected_size(size),
+            reading,
+            around,
+            now.last,
+            self._learner.progress.steps,
+            now.in_use_before,
+            now.after_broken,
+        )
+        step = self._factory.open(setting, opening, self._step_over, self._later_backward_over)
+        now.after_broken = False
         if by_itself:
             step.after_forward.append(self._look_for_holes)
         planning_seconds = time.perf_counter() - began
@@ -326,143 +295,6 @@ class Engine:
         self._overlap.opened(step, around)
         now.step = now.last = step
         return step
-
-    def _decide(self, size: InputSize, reading: Reading, around: Sequence[Step]) -> Decision:
-        """How the coming step runs, among those of other handles and other ranks."""
-        assert self.setting is not None
-        last = self._now.last
-        broken = last if last is not None and not last.over else None
-        beside = self._overlap.beside_bytes(around, reading.in_use)
-        previous = self._previous_outputs.expected_freed_bytes()
-        decision = self.scheduler.decide(
-            self.setting,
-            size,
-            reading,
-            previous,
-            broken,
-            beside,
-            may_evict=self._can_measure_kept(()),
-        )
-        if around and not all(map(predicts, around)):
-            decision = decision.keeping_nothing()  # what is around it is being measured
-        if decision.observed and not self._can_measure_kept(around):
-            decision = decision.seen_by_all()
-        if self._hooks.of_several_ranks:
-            decision = self._agreed(decision)
-        bounded = bool(beside) or self.scheduler.cost_model.any_order
-        if bounded:
-            decision = replace(decision, cached=replace(decision.cached, exact=False))
-        # Elsewhere more is only expected.
-        if decision.new and decision.trusted and not bounded and len(size.passes) == 1:
-            self._tell_if_too_little(size, decision.cached, reading.in_use)
-        return decision
-
-    def _can_measure_kept(self, around: Sequence[Step]) -> bool:
-        """Whether blocks may be kept in a step that is observed."""
-        alone = not (around or self._overlap.interrupts or self._hooks.must_agree)
-        habits = self.scheduler.cost_model
-        usual = not (habits.any_order or habits.retained)
-        return alone and usual and self.options.collector.keeps and not self.options.observe_only
-
-    def _agreed(self, decision: Decision) -> Decision:
-        """What this rank has decided, or what ranks decide together where they must."""
-        agreement = self._hooks.agreement
-        if agreement.untried:  # the first step tells which blocks issue collectives
-            return decision.seen_by_all()
-        if not agreement.needed:
-            return decision
-        choices = agreement.agree(None if decision.observed else decision.cached.choices)
-        return decision.seen_by_all() if choices is None else decision.with_choices(choices)
-
-    def _step(
-        self, decision: Decision, size: InputSize, whole: InputSize, reading: Reading
-    ) -> Step:
-        """The step that carries a decision out."""
-        setting, cost_model = self.setting, self.scheduler.cost_model
-        assert setting is not None
-        if self.options.observe_only:
-            decision = decision.seen_by_all()
-        collector = evictor = None
-        start = reading
-        if decision.measured:
-            collector = self._collector_for(whole)
-            setting.meter.reset_peak()
-        if decision.evictable:
-            evictor = StepEvictor(
-                setting.meter,
-                reading.in_use,
-                decision.available_bytes,
-                cost_model.proportions(whole),
-                collector,
-            )
-        if collector is None:
-            setting.history.make_room(reading.in_use + decision.cached.plan.peak_bytes, reading)
-            start = setting.history.start_planned_step(reading)
-        available = setting.available(reading.in_use)
-        transfers = transfers_for(
-            decision, setting.host, collector, available, len(self.block_names)
-        )
-        step = Step(
-            decision,
-            start,
-            expected=whole,
-            size=size if collector is not None else whole,
-            when_over=self._step_over,
-            when_later=self._later_backward_over,
-            cost_model=cost_model,
-            collector=collector,
-            evictor=evictor,
-            transfers=transfers,
-        )
-        in_order = not (cost_model.any_order or self._hooks.must_agree)
-        if in_order and step.has_plan:
-            step.calls.expect(decision.cached.choices, may_skip=bool(cost_model.skips))
-        step.count_trials(Trials(self._hooks.interceptors[0].tried))
-        step.after_broken, self._now.after_broken = self._now.after_broken, False
-        if collector is not None and (step.after_broken or self._caches_die):
-            collector.spoil()  # memory of the last step dies in this one
-        if collector is None and transfers is None and step.trusted:
-            self._time_forward(step)
-        return step
-
-    def _time_forward(self, step: Step) -> None:
-        """See, once for a size, how long its blocks take while nothing is observed."""
-        assert self.setting is not None
-        host = self.setting.host
-        if host.wants_time_of(step.expected):
-            prediction = self.scheduler.cost_model.predict(step.expected)
-            if prediction is not None:
-                step.after_forward.append(
-                    host.pace.timer_for(step.expected, prediction.profile).stop
-                )
-
-    def _collector_for(self, size: InputSize) -> Collector:
-        assert self.setting is not None
-        setting, cost_model = self.setting, self.scheduler.cost_model
-        more: dict[str, Any] = {}
-        if issubclass(self.options.collector, Shuttle):
-            more["interceptors"] = self._hooks.interceptors
-        return self.options.collector(
-            setting.meter,
-            setting.clock,
-            setting.gradients,
-            self._previous_outputs,
-            self._now.in_use_before,
-            frozenset(cost_model.unused),
-            cost_model.latest_costs(size),
-            **more,
-        )
-
-    @property
-    def _caches_die(self) -> bool:
-        """Whether this is the second step, and the caches that only the first forward fills live
-        on in its output: they are gone in this step's backward."""
-        if self._learner.progress.steps != 1 or self._hooks.attachment is None:
-            return False
-        return (
-            self._hooks.attachment.caches.in_use
-            and self._previous_outputs.expected_freed_bytes() > _FEW_BYTES
-        )
 
     def _settle(self) -> None:
         """Settle device and bytes; before the model runs, where FSDP2 gathers its parameters."""
