@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import chains
 from chains import chain, run, steady
+from mimose.costs.input_size import InputSize
 from mimose.costs.options import Option
 from mimose.costs.run_cost import RunCost
 from mimose.costs.timeline import Profile, extra_nanoseconds, peak
@@ -420,9 +421,12 @@ def test_keep_all_and_recompute_all_do_so_whatever_the_budget(task: tuple[Profil
     assert choices == tuple(KEEP if r.fixed else AGAIN for r in profile.runs)
 
 
+SMALLER = InputSize(chains.SIZE.layout, (8, 64))
+
+
 def test_static_is_frozen_at_the_largest_size() -> None:
-    static = Static()
-    small, large = kept_bytes(10, 10, 10), kept_bytes(100, 100, 100)
+    static, large = Static(), kept_bytes(100, 100, 100)
+    small = replace(kept_bytes(10, 10, 10), size=SMALLER)
     assert str(static.plan(small, 200)) == "KKK"
     assert str(static.plan(large, 200)) == "rKK"
     assert str(static.plan(small, 200)) == "rKK"
@@ -431,8 +435,14 @@ def test_static_is_frozen_at_the_largest_size() -> None:
 def test_cost_of_a_static_plan_is_that_of_the_smaller_size() -> None:
     static = Static()
     static.plan(kept_bytes(100, 100, 100), 200)
-    plan = static.plan(kept_bytes(10, 10, 10), 200)
+    plan = static.plan(replace(kept_bytes(10, 10, 10), size=SMALLER), 200)
     assert (plan.peak_bytes, plan.fits) == (20, True)
+
+
+def test_static_plans_anew_when_more_is_known_of_the_largest_size() -> None:
+    static = Static()
+    assert str(static.plan(kept_bytes(200, 200, 200), 300)) == "rrK"
+    assert str(static.plan(kept_bytes(100, 100, 100), 300)) == "KKK"
 
 
 def test_static_freezes_the_planner_that_it_was_given() -> None:
