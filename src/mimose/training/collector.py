@@ -25,11 +25,9 @@ from mimose.memory import Clock, Meter, Reading
 from mimose.tensors import Gradients, PreviousOutputs, keeps_graph
 from mimose.training.boundary_tensors import BoundaryTensors
 from mimose.training.gradient_counter import GradientCounter
+from mimose.training.measured_runs import MeasuredRuns
 from mimose.training.run_observation import RunObservation
 from mimose.training.step_readings import StepReadings
-
-_SAME = 0.005
-"""The difference, as a share of their spikes, up to which two runs are of the same kind."""
 
 Look = Callable[[str, int, int], bool]
 """Called with `"forward"`, `"head"` or `"backward"`, the number of the run and the bytes in use;
@@ -290,7 +288,7 @@ class Collector(Listener):
             return
         if self._latest is not None:
             self._leave(reading)
-        first = self._used[0].backward.gradients if self._used else 0
+        first = next((run.backward.gradients for run in self._runs if not run.unused), 0)
         levels.tail = reading.peak - self._others + levels.previous - first
 
     # What came of it
@@ -306,134 +304,66 @@ class Collector(Listener):
         return self._levels.head_backward is not None and not self._over
 
     @property
-    def _used(self) -> list[RunObservation]:
-        """The runs that the loss depended on. Others show nothing of what they cost, so plans are
-        not to know them."""
-        return [run for run in self._runs if not run.unused]
-
-    @property
     def unused(self) -> set[Run]:
-        """The others, if the step's backward is done and no pass was without one."""
+        """Runs whose output the loss did not use. Empty before the end of the backward, or if a
+        whole pass had none."""
         if not self._over or self.without_backward:
             return set()
         return {run.run for run in self._runs if run.unused}
 
     @property
     def without_backward(self) -> frozenset[Run]:
-        """The runs of passes that had no backward at all, and were not known to have none: the
-        step is no example."""
+        """The runs of passes that unexpectedly had no backward at all. Nothing is learned from a
+        step with such passes."""
         used = {run.run[1] for run in self._runs if not run.unused or run.backward.late}
         others = {run.run for run in self._runs if run.run[1] not in used}
         return frozenset(others - self._known_unused)
 
     @property
     def pattern(self) -> Pattern:
-        """The step's runs, in the order of their forwards."""
-        return tuple(run.run for run in self._used)
+        """The step's runs that the loss used, in the order of their forwards."""
+        return self._measured_runs().pattern
 
     @property
     def gradients_allocated(self) -> tuple[Pattern, tuple[int, ...], int] | None:
         """The step's runs, and the gradients allocated before each and in all, if any were."""
         if not self.gradients.counts or not self._over:
             return None
-        before = tuple(run.backward.gradients for run in self._used)
-        return self.pattern, before, self.gradients.so_far()
+        runs = self._measured_runs()
+        return runs.pattern, runs.gradients, self.gradients.so_far()
 
     @property
     def timed(self) -> bool:
-        """Whether all times are known by now. The first run's backward, which comes last, tells
-        that at once while they are not."""
-        times = (
-            time(run) for run in self._runs for time in (self._backward_seconds, self._seconds)
-        )
-        return all(seconds is not None for seconds in times)
+        """Whether the device has reported all times by now."""
+        return self._measured_runs().timed
 
     def observation(self, size: InputSize) -> StepObservation | None:
         """What was measured; None if it does not count.
 
-        While the device has not got far enough to tell all times, bytes stand in for them.
+        Until the device has reported all times, bytes stand in for them.
         """
         levels = self._levels
         if levels.head_backward is None or self._spoiled or self.without_backward:
             return None
-        timed, after_last = self.timed, self._settle_unused()
-        before = None if self._in_use_before is None else self._base - self._in_use_before
+        runs = self._measured_runs()
         return StepObservation(
-            pattern=self.pattern,
+            pattern=runs.pattern,
             profile=Profile(
                 size,
-                tuple(self._costs(timed=timed)),
-                max(levels.head_forward, after_last),
+                runs.costs(timed=runs.timed),
+                max(levels.head_forward, runs.peak_after_last),
                 levels.head_backward,
                 levels.tail or 0,
-                before,
+                None if self._in_use_before is None else self._base - self._in_use_before,
             ),
-            gradients_allocated=tuple(run.backward.gradients for run in self._used),
+            gradients_allocated=runs.gradients,
             all_gradients_allocated=self.gradients.so_far(),
             allocates=self.gradients.most,
             retained=self._retained,
         )
 
-    def _costs(self, *, timed: bool) -> list[RunCost]:
-        costs, start = [], 0
-        recomputed = [run for run in self._used if not (run.kept or run.was_kept or run.fixed)]
-        for run in self._used:
-            if run.was_kept:
-                run.forward = self._forward_if_recomputed(run, recomputed)
-            # Times and what stands in for them are never mixed: they are compared with each other.
-            seconds = (self._seconds(run) or 0.0) if timed else max(0, run.saved) * 1e-12
-            backward = (self._backward_seconds(run) or 0.0) if timed else 0.0
-            costs.append(run.cost(start, round(seconds * 1e9), round(backward * 1e9)))
-            start = run.start
-        if len(costs) > 1 and not costs[-1].shared_casts:  # only a following run could tell
-            costs[-1] = costs[-1]._replace(shared_casts=costs[-2].shared_casts)
-        return self._with_movable_inputs(costs)
-
-    def _with_movable_inputs(self, costs: list[RunCost]) -> list[RunCost]:
-        """The same; whether a run's input could wait on the host is not seen while the run is kept,
-        nor if it was sent there and never left the device, so that of another run of its kind
-        holds, or what was seen of it before."""
-        movable = {(cost.boundary, cost.saved) for cost in costs if cost.input_movable}
-        return [
-            cost._replace(input_movable=True)
-            if (run.was_kept or run.input_leaves)
-            and ((cost.boundary, cost.saved) in movable or self._was_movable(run.run))
-            else cost
-            for run, cost in zip(self._used, costs, strict=True)
-        ]
-
-    def _was_movable(self, run: Run) -> bool:
-        known = self._known.get(run)
-        return known is not None and known.input_movable
-
-    def _forward_if_recomputed(self, kept: RunObservation, recomputed: list[RunObservation]) -> int:
-        """The forward peak that a kept run would have had: that of one of the same kind, or the
-        share of its spike that it had before, or all of it."""
-        for run in recomputed:
-            if abs(run.spike - kept.spike) <= _SAME * kept.spike:
-                return min(run.forward, kept.spike)
-        known = self._known.get(kept.run)
-        if known is None or not known.recompute_peak:
-            return kept.spike
-        return round(kept.spike * min(1.0, known.forward_peak / known.recompute_peak))
-
-    def _settle_unused(self) -> int:
-        """The forwards of runs that no loss uses are what others find in between; the peak of those
-        after the last one that is used."""
-        beside = 0
-        for run in self._runs:
-            if run.unused:
-                beside = max(beside, run.start + run.forward)
-            else:
-                run.between, beside = max(run.between, beside), 0
-        return beside
-
-    def _seconds(self, run: RunObservation) -> float | None:
-        return 0.0 if run.ended is None else self._clock.seconds(run.begun, run.ended)
-
-    def _backward_seconds(self, run: RunObservation) -> float | None:
-        begun, ended = run.backward.begun, run.backward.ended
-        return 0.0 if begun is None or ended is None else self._clock.seconds(begun, ended)
+    def _measured_runs(self) -> MeasuredRuns:
+        return MeasuredRuns(self._runs, self._known, self._clock)
 
     @property
     def _base(self) -> int:
@@ -441,11 +371,12 @@ class Collector(Listener):
 
     @property
     def _others(self) -> int:
-        """What is in use besides what a step holds in which all is recomputed on the device."""
+        """The base and what kept runs hold, less inputs on the host. A reading minus this is the
+        level of a step in which every run is recomputed."""
         return self._base + self.held - self._away
 
     def _look(self, where: str, run: int, in_use: int) -> int:
-        """Evict if memory is short; what is in use then, from where the next peak counts."""
+        """Evict if memory is short. Returns what is in use then; the next peak counts from there."""
         if self.look is None or not self.look(where, run, in_use):
             return in_use
         return self.readings.read().in_use
