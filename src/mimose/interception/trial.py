@@ -94,7 +94,7 @@ class TriedInterceptor(JudgedInterceptor):
         return True
 
     def _handle_new_changes(self, changes: NewChanges, frame: Frame, out: Any) -> None:
-        """Restore what the forward newly changed in its recompute, and in those of later forwards.
+        """Make recomputes, of this forward and of later ones, restore what it has begun to change.
 
         If an old value is lost, raise unless a dry run succeeds without it.
         """
