@@ -1,7 +1,7 @@
-"""How one call of a block runs: as usual, with what it saves on the host, or recomputed.
+"""Run one call of a block: as usual, with its saved tensors moved to the host, or recomputed.
 
-The only code that touches autograd's hooks. A recompute runs with the RNG, autocast state, buffers
-and attributes of its forward. Knows neither models nor plans.
+Only this package uses autograd's saved-tensor hooks. A recompute runs with the RNG, autocast state,
+buffers and attributes of its forward. Knows neither models nor plans.
 """
 
 from mimose.execution.arguments import ArgumentCopies, are_plain

@@ -1,9 +1,9 @@
 """Objects among a block's arguments: a graph's data, a deque of skips, a collector of losses.
 
-A block may change such an object, and so may later code. A recompute must find what its forward
-found, and must not change the object a second time. So it runs on copies taken before the forward.
-The copies share their tensors with the originals. A block is kept if it changes the originals in
-its forward, or if an argument cannot be copied.
+A block may change such an object, and so may later code. A recompute needs the state that its
+forward started from, and must not change the object a second time. So it runs on copies taken
+before the forward. The copies share their tensors with the originals. A block is kept if its
+forward changes the originals, or if an argument cannot be copied.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class ArgumentCopies:
         return None if are_plain(args, kwargs) else cls(args, kwargs)
 
     def changed(self) -> str | None:
-        """What the forward has changed, in words; None if nothing. Releases the originals."""
+        """Describes what the forward has changed; None if nothing. Releases the originals."""
         contents, self._contents, self._copies = self._contents, [], {}
         for original, before in contents:
             now = contents_of(original)

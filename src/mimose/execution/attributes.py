@@ -1,4 +1,4 @@
-"""Attributes of a block's modules: find them, copy their values, compare these."""
+"""Find, copy and compare the attributes of a block's modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from mimose.execution.generators import GENERATORS
 
 AttributeSlot = tuple[Any, str]
-"""A module, or an object that a module holds, and the name of one of its attributes."""
+"""A holder (a module, or an object that a module holds) and the name of one of its attributes."""
 
 MODULE_INTERNALS = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
 """Attributes that every module has and no forward changes."""
@@ -25,13 +25,13 @@ NOT_COPIED: Any = object()
 _MOST_ITEMS = 1000
 """The items of longer containers are not copied."""
 _MOST_HOLDERS = 200
-"""How many modules and objects of a block are examined."""
+"""At most this many modules and objects of a block are examined."""
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
 _LEAVES = (bool, int, float, str, type(None), torch.Tensor, tuple, type, FunctionType, ModuleType)
 MOVE_PARAMETERS = frozenset({"torch", "deepspeed", "accelerate", "fairscale", "mimose"})
 """Packages that gather or move parameters in hooks; a recompute needs these hooks."""
 _SKIPPED_PACKAGES = MOVE_PARAMETERS | {"builtins", "logging", "threading", "weakref"}
-"""Packages whose objects change in a forward for reasons of their own."""
+"""Packages whose objects change during a forward for reasons unrelated to the block."""
 _WRAPPERS = ("torch.distributed.", "torch.nn.parallel.", "deepspeed.", "fairscale.")
 """Modules whose wrappers (FSDP1, ZeRO) replace parameters during a forward."""
 
@@ -74,7 +74,7 @@ def _is_holder(value: Any) -> bool:
 
 
 def attribute_changed(now: Any, before: Any, copy: Any) -> bool:
-    """Whether an attribute has another value than `before`, of which `copy` was taken then."""
+    """Whether an attribute's value differs from `before`; `copy` is an earlier copy of `before`."""
     if now is before:
         return not equals_copy(now, copy)
     plain = isinstance(now, (bool, int, float, str)) and type(now) is type(before)
@@ -104,7 +104,8 @@ def copy_value(value: Any, *, graph: bool = True, tensors: bool = True, depth: i
     """Copy what a forward may change in place: containers with their items, and small tensors.
 
     A tensor that requires grad is not copied. With `graph=False` it is detached, but still
-    requires grad, so that operations on it record a graph as in the forward.
+    requires grad, so that operations on it record a graph as in the forward; NOT_COPIED replaces
+    a large one.
     """
     if isinstance(value, torch.Tensor):
         return _copy_tensor(value, graph) if tensors or value.requires_grad else value

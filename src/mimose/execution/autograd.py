@@ -1,4 +1,4 @@
-"""Where a block's forward and backward begin and end: told to a listener, free without one."""
+"""Report the begin and end of a block's forward and backward to a listener."""
 
 from __future__ import annotations
 
@@ -12,66 +12,69 @@ from mimose.tensors import task_id, tensors_in
 
 
 class ForwardEnd(NamedTuple):
-    """What a block's forward has made, and what it has left alone."""
+    """The tensors that a block's forward has received, returned and saved."""
 
     outputs: list[torch.Tensor]
-    """Its outputs, one for each storage that did not come in as an argument."""
+    """The outputs, one for each storage that is not an argument's."""
     saved_outputs: list[torch.Tensor]
-    """Those of them that it saves for its backward, or would save."""
+    """The outputs that the block saves for its backward, or would save if it were kept."""
     unsaved_inputs: list[torch.Tensor]
-    """Its inputs that it does not save: only a recompute needs them."""
+    """The inputs that the block does not save: only a recompute needs them."""
     saved_inside: int = 0
-    """The bytes of what it saves besides inputs, outputs and parameters, as far as hooks see it."""
+    """The bytes saved besides inputs, outputs and parameters, as far as hooks see them."""
     kept: bool = False
-    """Whether its activations are there."""
+    """Whether the activations are kept."""
     inputs: Sequence[torch.Tensor] = ()
-    """Its arguments."""
+    """The tensors among the arguments."""
 
 
 class Listener:
-    """Is told of the moments in a block's call whose methods it overrides.
+    """Receives the events of a block's calls; override the methods that are needed.
 
-    `run` is the number that the directive gave to this call. In the backward the methods are called
-    on the thread that runs it.
+    `run` is the number of the call, from its directive. During the backward the methods are called
+    on the backward's thread.
     """
 
     measures = True
-    """Whether it is told of everything; else only of what comes before use and recompute."""
+    """Whether it receives all events; otherwise only `before_use` and the events of recomputes."""
 
     def forward_ends(self, run: int, end: ForwardEnd) -> None:
-        """The forward of a block that can be recomputed is done."""
+        """The forward of a block that can be recomputed has ended."""
 
     def awaits_backward(self, run: int) -> None:
-        """The block has run, and its output depends on something that is trained."""
+        """The block has run, and its output requires a gradient."""
 
     def before_use(self, run: int) -> None:
-        """The backward asks for the first of the activations that the block has kept."""
+        """The backward is about to use the first kept activation."""
 
     def before_recompute(self, run: int) -> None:
-        """The backward asks for the first of the activations, and they are about to be rebuilt."""
+        """The backward needs the first activation, and all are about to be rebuilt."""
 
     def after_recompute(self, run: int) -> None:
-        """They are all there."""
+        """All activations are rebuilt."""
 
     def backward_begins(self, run: int) -> None:
         """The gradient of the block's output has arrived."""
 
     def backward_ends(self, run: int) -> None:
-        """The gradient of the block's input is complete, or, where it needs none, all is done."""
+        """The gradient of the block's input is complete.
+
+        If no input comes from another operation, the whole backward is done.
+        """
 
 
 def watch_backward(listener: Listener, run: int, inputs: Any, out: Any) -> None:
-    """Tell `listener` when the backward enters a block that has just run, and when it leaves."""
+    """Report to `listener` when the backward enters a block that has just run, and leaves it."""
     source = next((t for t in tensors_in(inputs) if t.grad_fn is not None), None)
-    needs_end = source is None  # the hooks must not hold the tensor itself
-    seen: list[object] = [None]
+    ends_with_backward = source is None  # the hooks must not hold the tensor itself
+    last_task: list[object] = [None]
 
     def begin(*_: Any) -> None:
         task = task_id()
-        if seen[0] != task:  # a block with several outputs is entered once
-            seen[0] = task
+        if last_task[0] != task:  # report once, even if the block has several outputs
+            last_task[0] = task
             listener.backward_begins(run)
-            if needs_end:
+            if ends_with_backward:
                 at_end_of_backward(lambda: listener.backward_ends(run))
 
     def end(*_: Any) -> None:
@@ -87,9 +90,10 @@ def watch_backward(listener: Listener, run: int, inputs: Any, out: Any) -> None:
 
 
 def nodes_of(tensors: Iterable[torch.Tensor]) -> set[Node]:
-    """The nodes at which a backward comes to these tensors.
+    """The autograd nodes through which a backward reaches these tensors.
 
-    A view has two: if it is changed in place, its own is gone, and its base's is not.
+    A view has two, its own and its base's: after an in-place change of the view, the backward
+    runs only the base's.
     """
     nodes = set()
     for tensor in tensors:
@@ -100,5 +104,5 @@ def nodes_of(tensors: Iterable[torch.Tensor]) -> set[Node]:
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Call `callback` once the running backward is done. For use inside one."""
+    """Call `callback` when the running backward is done. To be called inside a backward."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)

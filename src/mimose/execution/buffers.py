@@ -51,7 +51,7 @@ class BufferSnapshot:
         return run_with(copies, function, *args)
 
     def restore(self) -> None:
-        """Write these values into the present buffers, unnoticed by autograd."""
+        """Write these values into the present buffers, without autograd noticing."""
         for module, name, value in self.values:
             now = module._buffers.get(name)
             if now is None or not isinstance(value, torch.Tensor):
@@ -103,7 +103,7 @@ def norm_buffers(module: nn.Module) -> list[BufferSlot]:
 def buffers_a_call_may_change(
     function: Callable[..., Any], args: Any, kwargs: Any
 ) -> list[BufferSlot]:
-    """The buffers that a call may change, in all modules that it can be seen to reach."""
+    """The buffers that a call may change, in the modules that its function and arguments reach."""
     modules = {id(m): m for m in _modules_reached_by((function, args, kwargs), depth=4)}
     slots = {
         (id(owner), name): (owner, name)
@@ -124,7 +124,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def _modules_reached_by(value: Any, depth: int) -> Iterator[nn.Module]:
-    """The modules that a callable or its arguments refer to, over a few references."""
+    """The modules that a value refers to over at most `depth` references."""
     if isinstance(value, nn.Module):
         yield value
     elif depth and not isinstance(value, torch.Tensor):

@@ -1,10 +1,11 @@
-"""Key-value caches among a block's arguments: objects that a block reads and writes.
+"""Key-value caches among a block's arguments, which blocks read and write.
 
-A recompute must not write to a cache a second time, so it gets a copy of the cache as its forward
-found it. In training the cache is usually not read afterwards, but when filled it would hold the
-keys and values of recomputed blocks until the outputs are freed. So each block gets a copy of its
-own, which is freed after its run. All operators run as in plain training, and the cache stays
-empty. Caches that are read are filled as in plain training.
+A recompute must not write to a cache a second time, so it gets a copy from before its forward.
+
+In training a cache is usually not read afterwards, but a filled one would hold the keys and values
+of recomputed blocks until the outputs are freed. So each block gets its own copy, which is freed
+after the block's run. All operators run as in plain training, and the cache stays empty. Caches
+that are read are filled as in plain training.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class _SeenCache(NamedTuple):
 
 
 def holds_cache(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a cache is among a call's arguments. Asked for every call of a block."""
+    """Whether a cache is among a call's arguments. Runs in every call of a block."""
     for value in args:
         if (kind := type(value)) not in _NEVER_CACHES and is_cache(kind):
             return True
@@ -128,11 +129,11 @@ class BlockArguments(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     shares_cache: bool
-    """Whether they contain the model's own cache, which a second run would write to again."""
+    """Whether a cache of the model itself is among them: a second run would write to it again."""
 
 
 class CacheUse:
-    """Whether the caches that a model passes to its blocks are read, and so must be filled.
+    """Detects whether a model reads the caches that it passes to its blocks, and must fill them.
 
     They are filled in the first forward. A cache counts as read if it is passed to the blocks of a
     second ModuleList, or to one block twice. If none is, caches stay empty from then on.

@@ -1,4 +1,4 @@
-"""Which other ranks take part in what runs here."""
+"""Find the ranks that take part in the collectives of a block."""
 
 from __future__ import annotations
 

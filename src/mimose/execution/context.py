@@ -1,7 +1,7 @@
 """The global state that a forward depends on: RNG, autocast, attention backends, default device.
 
-It is captured when a block runs and set again for its recompute. On CUDA the backward runs on
-another thread with thread-local state of its own, so all of it is set explicitly.
+It is captured when a block runs and restored for its recompute. On CUDA the backward runs on
+another thread with its own thread-local state, so all of it is set explicitly.
 """
 
 from __future__ import annotations

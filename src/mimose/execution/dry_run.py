@@ -1,4 +1,4 @@
-"""A recompute on trial: does it save the same tensors and return the same output?"""
+"""Check that a recompute saves the same kinds of tensors and returns the same output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DryRunRecorder(TorchDispatchMode):
         self.packed = 0
         self.operators_since_pack = 0
         self._saved: list[torch.Tensor] = []
-        """Kept here and not in the dry run's graph, which other code may keep alive."""
+        """Kept here rather than in the dry run's graph, which other code may keep alive."""
 
     def pack(self, tensor: torch.Tensor) -> int:
         index = self.packed
@@ -59,7 +59,7 @@ class DryRunRecorder(TorchDispatchMode):
 
 
 _TOLERANCE = 0.002
-"""How far outputs may differ, relative to their norm, on a GPU whose kernels sum in any order."""
+"""Tolerated difference of outputs on GPUs, relative to their norm: their summation order varies."""
 
 
 def outputs_match(a: Any, b: Any) -> bool:
@@ -69,7 +69,7 @@ def outputs_match(a: Any, b: Any) -> bool:
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    # They are usually equal, and on a GPU loading each further kernel takes long.
+    # Usually they are equal. On a GPU, loading each further kernel takes long.
     if a.device.type == "meta" or torch.equal(a, b):
         return True
     if a.device.type == "cpu" or not (a.is_floating_point() or a.is_complex()):

@@ -41,7 +41,7 @@ class OtherGenerators:
 
 
 def state_bytes(generator: Generator) -> bytes:
-    """A generator's state, in a form that can be compared."""
+    """A generator's state, pickled so that it can be compared."""
     return pickle.dumps(_state_of(generator))
 
 

@@ -1,8 +1,8 @@
-"""Notice when a block changes after it was tried.
+"""Detect that a block has changed since its trial.
 
 Its modules may be replaced, hooks may be added, or it may begin to count its calls or to update a
 buffer. This is checked around every forward that will be recomputed, so it must take microseconds:
-values are compared by identity. Old values of what a forward has changed are kept for its
+values are compared by identity. The old values of what a forward has changed are kept for its
 recompute.
 """
 
@@ -66,7 +66,7 @@ class ModuleStructure:
 
 
 def _tables(part: nn.Module, is_block: bool) -> tuple[Any, ...]:
-    if is_block:  # its own hooks run outside the recompute
+    if is_block:  # the block's own hooks run outside the recompute
         return part._modules, part._buffers
     return part._modules, part._buffers, part._forward_hooks, part._forward_pre_hooks
 
@@ -76,10 +76,10 @@ class NewChanges:
     """What a forward has changed that no earlier forward of the block had changed."""
 
     attributes: list[tuple[Any, str, Any]]
-    """Holder, name, and the value before."""
+    """Holder, name, and the value before the forward."""
     buffers: list[tuple[nn.Module, str, Any]]
     lost: str
-    """The name of a large tensor changed in place, whose value before is unknown; or empty."""
+    """The name of a large tensor changed in place, whose old value is unknown; or empty."""
 
     @property
     def slots(self) -> tuple[list[BufferSlot], tuple[AttributeSlot, ...]]:
@@ -138,7 +138,7 @@ class ChangeDetector:
 
 
 def _sets_no_attributes(holder: Any) -> bool:
-    """Whether this is one of torch's own layers without hooks: their forwards set no attributes."""
+    """Whether this is a layer of torch without hooks: its forward sets no attributes."""
     hooked = isinstance(holder, nn.Module) and (holder._forward_hooks or holder._forward_pre_hooks)
     return type(holder).__module__.startswith("torch.nn.modules.") and not hooked
 
@@ -181,7 +181,7 @@ class StateBeforeForward:
         """Whether all attributes have the same values as before: a quick check."""
         try:
             return self._detector.up_to_date and bool(self._read() == self._values)
-        except Exception:  # an attribute was removed, or is an array, which has no one truth value
+        except Exception:  # an attribute was removed, or is an array: ambiguous truth value
             return False
 
     def _reassigned(self) -> list[tuple[Any, str, Any]]:
@@ -217,7 +217,7 @@ def _new_changes(
 
 
 class _WatchedTensor:
-    """A slot with a tensor; remembers the tensor's version and, if it is small, its value."""
+    """A slot with a tensor. Records the tensor's version and, if it is small, its value."""
 
     __slots__ = ("_copy", "_ref", "_table", "_version", "holder", "name")
 
@@ -233,7 +233,7 @@ class _WatchedTensor:
         return self._table is not vars(self.holder)
 
     def record(self) -> torch.Tensor | None:
-        """Remember and return the tensor that is there now."""
+        """Record and return the tensor now in the slot; None if there is none."""
         found = self._table.get(self.name)
         if not isinstance(found, torch.Tensor):
             return None

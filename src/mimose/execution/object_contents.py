@@ -1,4 +1,4 @@
-"""What an object holds, to notice whether a forward changes it."""
+"""List an object's contents, to detect whether a forward changes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUE_TYPES = frozenset(
 
 
 def contents_of(value: Any) -> list[Any]:
-    """What an object holds, compared before and after a forward to notice a change."""
+    """An object's contents, to be compared before and after a forward."""
     if isinstance(value, np.ndarray):
         return [str((value.shape, value.dtype)), _array_contents(value)]
     if isinstance(value, bytearray):

@@ -1,15 +1,15 @@
 """Keep what a block's backward needs in host memory: its saved tensors, or only its arguments.
 
-Tensors move by their storage: several views of one storage move it once. When the block's forward
-is over, copies to the host begin. At a later moment, which the caller chooses, the device's memory
-is released; at another one, before the backward needs the bytes, they are fetched. If the backward
-comes earlier, it fetches what it needs itself: later is slower, never wrong.
+The unit of a move is a storage: several views of one storage move it once. When the block's forward
+is over, copies to the host begin. The caller chooses when the device's memory is released, and
+when the bytes are fetched for the backward. If the backward needs them earlier, it fetches them
+itself: a late fetch costs time, but is never wrong.
 
-What stays on the device: parameters and their views (also FSDP2's gathered ones), the block's
-arguments and outputs (which others hold anyway), and what is small.
+These stay on the device: parameters and their views (also FSDP2's gathered ones), the block's
+arguments and outputs (which other code holds anyway), and small storages.
 
-Autograd holds the slots that stand for saved tensors. With the graph they go, and with them the
-bytes on the host and on the device; nothing else holds on to them. So a kept graph, a second
+Only autograd's graph refers to the slots that stand for saved tensors. When the graph is freed, the
+slots and their bytes on the host and on the device are freed too. So a retained graph, a second
 backward and an exception need no code here.
 """
 
@@ -35,10 +35,10 @@ from mimose.tensors import (
 
 
 class MovedStorage:
-    """A storage that leaves the device and comes back, and the saved tensors that are views of it.
+    """A storage that moves to the host and back, and the saved tensors that are views of it.
 
-    Autograd does not check for changes in place where hooks pack tensors, so it is done here: for
-    as long as the storage is on the device. What changes later does not reach the copy.
+    Autograd does not detect in-place changes of tensors that hooks have packed. So they are
+    detected here, while the storage is on the device; later changes do not affect the copy.
     """
 
     __slots__ = ("__weakref__", "_changed", "_copy", "_freed", "_views")
@@ -54,35 +54,35 @@ class MovedStorage:
         return self._copy.nbytes
 
     def add_view(self, tensor: torch.Tensor, version: int) -> None:
-        """Check this tensor for changes since it had this version."""
+        """Add a saved tensor, to be checked for changes since `version`."""
         self._views.append((tensor, version))
 
     def release(self) -> int:
-        """Drop the storage on the device; the bytes that came free, 0 if others hold it, too."""
-        self._look_for_changes()
+        """Release the device memory. Returns the freed bytes: 0 if other code holds the storage."""
+        self._check_versions()
         self._views.clear()
         self._copy.release()
         return self._copy.nbytes if self._freed() is None else 0
 
     def fetch(self) -> None:
-        """Begin to bring the bytes back."""
+        """Start to copy the bytes back to the device."""
         self._copy.fetch()
 
     def view(self, geometry: _Geometry) -> torch.Tensor:
-        """A tensor on the device; raises if it was changed in place since it was saved."""
-        self._look_for_changes()
+        """A tensor of this geometry on the device. Raises if a view was changed in place."""
+        self._check_versions()
         if self._changed is not None:
             _raise_changed(self._changed)
         return geometry.on(self._copy.storage())
 
-    def _look_for_changes(self) -> None:
+    def _check_versions(self) -> None:
         for tensor, version in self._views:
             if version_of(tensor) != version:
                 self._changed = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 class _Geometry(NamedTuple):
-    """Which part of a storage a tensor is."""
+    """The part of a storage that a tensor covers."""
 
     dtype: torch.dtype
     device: torch.device
@@ -114,12 +114,12 @@ class _Slot:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The tensor, before it has moved."""
+        """The tensor itself. Only valid before `move_with`."""
         assert self._tensor is not None
         return self._tensor
 
     def move_with(self, moved: MovedStorage) -> None:
-        """The storage is on its way; the tensor is a view of it from now on."""
+        """Replace the tensor by a view of the storage, whose move has begun."""
         moved.add_view(self.tensor, self._version)
         self._geometry, self._moved = _Geometry.of(self.tensor), moved
         self._tensor = None
@@ -133,7 +133,7 @@ class _Slot:
         return self.tensor
 
     def unpack_argument(self) -> torch.Tensor:
-        """The same, requiring a gradient if the argument did."""
+        """The tensor, on the device, requiring a gradient if the argument did."""
         return self.unpack().requires_grad_(self._requires_grad)
 
 
@@ -143,7 +143,10 @@ _NOWHERE = _Geometry(torch.uint8, torch.device("cpu"), 0, torch.Size(()), ())
 def run_saving_on_host(
     function: Callable[..., Any], args: Any, kwargs: Any, host: HostMemory
 ) -> tuple[Any, list[MovedStorage]]:
-    """Call a function; what it saves for its backward begins to move. Also returns what moves."""
+    """Call a function and begin to move what it saves for its backward.
+
+    Returns the output and the storages that move.
+    """
     movable: list[_Slot] = []
 
     def pack(tensor: torch.Tensor) -> _Slot:
@@ -155,16 +158,16 @@ def run_saving_on_host(
     with saved_tensors_hooks(pack, _Slot.unpack):
         out = function(*args, **kwargs)
     moved = _move(movable, storages_in((args, kwargs, out)).keys(), host)
-    movable.clear()  # each saved tensor holds the hooks, and so all the others
+    movable.clear()  # saved tensors hold the hooks, and these hold this list of all slots
     return out, moved
 
 
 class ArgumentsOnHost:
-    """The arguments of a recompute, some of which wait in host memory."""
+    """The arguments of a recompute, some of them in host memory."""
 
-    __slots__ = ("_rest", "moved")
+    __slots__ = ("_saved", "moved")
 
-    changed = False  # looked for where each is unpacked
+    changed = False  # each tensor is checked when it is unpacked
 
     def __init__(
         self, saved: SavedArguments, movable: Sequence[torch.Tensor], host: HostMemory
@@ -180,19 +183,20 @@ class ArgumentsOnHost:
 
         args = map_tensors(slot_for, torch.Tensor, saved.args)
         kwargs = map_tensors(slot_for, torch.Tensor, saved.kwargs)
-        self._rest = SavedArguments(args, kwargs, argument_tensors(args, kwargs))
+        self._saved = SavedArguments(args, kwargs, argument_tensors(args, kwargs))
         self.moved = _move(slots, (), host)
 
     def unpack(self) -> tuple[Any, Any]:
         """The arguments for one recompute, in containers of its own; raises if a tensor changed."""
-        args, kwargs = self._rest.unpack()
+        args, kwargs = self._saved.unpack()
         return tuple(map_tensors(_Slot.unpack_argument, _Slot, value) for value in (args, kwargs))
 
 
 class ArgumentsOfStep:
-    """Tells which arguments of a block's call can wait on the host: those that no other call has.
+    """Finds the arguments of a block's call that can wait on the host until its recompute.
 
-    An argument that many blocks get (a mask, an encoder's output) is held by the others anyway.
+    An argument of an earlier call in the step (a mask, an encoder's output) stays on the device:
+    the other calls hold it anyway.
     """
 
     def __init__(self, host: HostMemory) -> None:
@@ -200,7 +204,7 @@ class ArgumentsOfStep:
         self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def movable(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """Those of the coming call."""
+        """The movable arguments of the next call."""
         movable = []
         for tensor in argument_tensors(args, kwargs):
             storage = storage_of(tensor)
@@ -208,14 +212,14 @@ class ArgumentsOfStep:
                 continue
             seen = self._seen.get(storage._cdata)
             self._seen[storage._cdata] = weakref.ref(storage)
-            before = seen is not None and seen() is storage
-            if tensor.requires_grad and not before and _can_move(tensor, self._host):
+            seen_before = seen is not None and seen() is storage
+            if tensor.requires_grad and not seen_before and _can_move(tensor, self._host):
                 movable.append(tensor)
         return movable
 
 
 def _can_move(tensor: torch.Tensor, host: HostMemory) -> bool:
-    """Whether a tensor's bytes are the device's, are its own, and are worth a copy."""
+    """Whether a tensor is a plain dense one on the device, not a parameter, and large enough."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
         return False
     if tensor.device.type != host.device.type or is_parameter(tensor):
@@ -227,7 +231,7 @@ def _can_move(tensor: torch.Tensor, host: HostMemory) -> bool:
 
 
 def _move(slots: Sequence[_Slot], staying: Any, host: HostMemory) -> list[MovedStorage]:
-    """Begin to move the storages of these slots but those that stay."""
+    """Begin to move the storages of these slots, except those whose addresses are in `staying`."""
     by_storage: dict[int, list[_Slot]] = {}
     storages: dict[int, torch.UntypedStorage] = {}
     for slot in slots:
@@ -250,12 +254,12 @@ def _move(slots: Sequence[_Slot], staying: Any, host: HostMemory) -> list[MovedS
 
 
 _NEGLIGIBLE = 0.002
-"""The share of a block's bytes that stays on the device in small storages, whose copies would take
-the host longer to queue than they are worth."""
+"""The share of a block's bytes that may stay on the device in small storages. Queueing their copies
+would cost more host time than their bytes are worth."""
 
 
 def _worth_moving(storages: Mapping[int, torch.UntypedStorage]) -> list[int]:
-    """The storages without the smallest, which are negligible together; in their order."""
+    """The storages to move, in the given order: all but the smallest, negligible in total."""
     sizes = {key: storage.nbytes() for key, storage in storages.items()}
     left = _NEGLIGIBLE * sum(sizes.values())
     for key in sorted(sizes, key=lambda key: sizes[key]):

@@ -1,9 +1,8 @@
-"""A kept block runs out of memory in its forward: run it again at once, recomputed.
+"""Rerun a kept block, recomputed, when memory runs out in its forward.
 
-How much of the memory that the allocator holds is lost between tensors can only be guessed in
-advance. Where a plan comes near the limit its last kept blocks are guarded: what their forward
-depends on is remembered, and when one of them fails it is simply run once more without keeping
-anything, as if it had been planned so.
+The memory that the allocator loses between tensors can only be estimated in advance. If a plan
+comes near the limit, its last kept blocks are guarded: the state that their forward depends on is
+recorded. If one runs out of memory, it runs once more without keeping anything, as if so planned.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from mimose.tensors import argument_tensors, is_out_of_memory, release_traceback
 
 
 class Guard:
-    """The state before a block's forward."""
+    """Records the state before a block's forward, so that the forward can run again."""
 
     __slots__ = ("_buffers", "_generators", "_handled", "_inputs")
 
@@ -31,12 +30,12 @@ class Guard:
         self._handled = sys.exc_info()[1]
 
     def can_help(self, error: BaseException) -> bool:
-        """Whether memory ran out and the block's inputs are still what they were."""
+        """Whether the error is an out-of-memory and the block's inputs are unchanged."""
         intact = all(tensor._version == version for tensor, version in self._inputs)
         return intact and is_out_of_memory(error)
 
     def rewind(self, error: BaseException) -> None:
-        """Let go of what the failed forward held; all is as before it."""
+        """Free what the failed forward held, and restore the state before it."""
         release_traceback(error, keep=self._handled)
         for generator, state in self._generators:
             generator.set_state(state)

@@ -1,4 +1,4 @@
-"""Arguments kept for a recompute, as autograd keeps saved tensors: an in-place change raises."""
+"""Keep arguments for a recompute. As with autograd's saved tensors, an in-place change raises."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = frozenset(
 
 
 class SavedArguments:
-    """Arguments kept for the recompute while no saved-tensor hooks are active."""
+    """Arguments kept for the recompute if no saved-tensor hooks are active."""
 
     __slots__ = ("args", "kwargs", "versions")
 
@@ -40,7 +40,7 @@ class SavedArguments:
 
     @property
     def changed(self) -> bool:
-        """Whether a tensor among them was changed in place since."""
+        """Whether a tensor among the arguments was changed in place since they were saved."""
         return any(True for _ in self._changed())
 
     def _changed(self) -> Iterator[tuple[torch.Tensor, int]]:
@@ -94,7 +94,7 @@ class ArgumentsSavedByGraph:
 
     __slots__ = ("args", "kwargs", "result")
 
-    changed = False  # the outer checkpoint checks that
+    changed = False  # the outer checkpoint detects changes
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         tensors: list[torch.Tensor] = []

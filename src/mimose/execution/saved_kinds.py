@@ -1,4 +1,4 @@
-"""What kind of tensors a forward saved, and whether a recompute saves the same."""
+"""Compare the kinds of tensors that a forward saved with those that its recompute saves."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 
 class SavedKinds:
-    """Shape, type and device of each tensor that a forward saved, in plain lists.
+    """Shape, dtype and device of each tensor that a forward saved, in plain lists.
 
-    Each object that Python's garbage collector must follow would cost more than the work itself.
+    One object per tensor would cost more time in Python's garbage collector than the work itself.
     """
 
     __slots__ = ("devices", "dtypes", "misfits", "shapes")
@@ -20,19 +20,22 @@ class SavedKinds:
         self.dtypes: list[torch.dtype] = []
         self.devices: list[int] = []
         self.misfits: list[tuple[int, torch.Size, torch.dtype, int]] = []
-        """Which tensors were rebuilt as something else, and as what: not these themselves."""
+        """Mismatches: index, and shape, dtype and device of the rebuilt tensor.
+
+        The tensor itself is not stored, since it would stay alive.
+        """
 
     def __len__(self) -> int:
         return len(self.shapes)
 
     def take(self, tensors: Sequence[torch.Tensor]) -> None:
-        """A forward has saved these, and they are still there."""
+        """Record the tensors that a forward has saved and that are still alive."""
         self.shapes = [tensor.shape for tensor in tensors]
         self.dtypes = [tensor.dtype for tensor in tensors]
         self.devices = [tensor.get_device() for tensor in tensors]
 
     def compare(self, index: int, tensor: torch.Tensor) -> None:
-        """Note if the tensor that was rebuilt is not of the kind that was saved."""
+        """Record a mismatch if the rebuilt tensor is not of the kind that was saved."""
         if (
             self.shapes[index] != tensor.shape
             or self.dtypes[index] is not tensor.dtype
@@ -41,7 +44,7 @@ class SavedKinds:
             self.misfits.append((index, tensor.shape, tensor.dtype, tensor.get_device()))
 
     def describe_misfits(self) -> str:
-        """What was rebuilt otherwise, in words; forgets it."""
+        """Describe the mismatches in words, and clear them."""
         lines = [
             f"tensor at position {i}: saved "
             f"{_in_words(self.shapes[i], self.dtypes[i], self.devices[i])}, "

@@ -1,11 +1,11 @@
-"""What a forward leaves on its modules besides buffers: state, stored losses, collected features.
+"""Side effects of a forward besides buffers: state, stored losses, collected features.
 
 Objects that a module holds, for example a collector of losses, are treated like modules.
 
-A forward's side effects are intended. A recompute would repeat them: a state would advance twice, a
-list would grow, and a tensor stored on a module would keep the rebuilt graph alive with all its
-activations. So a recompute runs with the attributes that its forward found, without hooks that only
-observe, and afterwards the present attributes are restored.
+A recompute must not repeat a forward's side effects: a state would advance twice, a list would
+grow, and a tensor stored on a module would keep the rebuilt graph alive with all its activations.
+So a recompute runs with the attributes from before its forward and without hooks that only observe.
+Afterwards the present attributes are restored.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Hook = tuple[nn.Module, int]
 
 
 class SideEffects(NamedTuple):
-    """What a block's first run has changed on its modules, and which hooks only observe."""
+    """What a block's first run has changed on its modules, and the hooks that only observe."""
 
     attributes: tuple[AttributeSlot, ...] = ()
     passive_hooks: tuple[Hook, ...] = ()
     draws: bool = False
-    """Whether it draws from generators other than torch's default ones."""
+    """Whether the block draws from generators other than torch's default ones."""
     generators: tuple[Generator, ...] = ()
 
     @property
@@ -55,7 +55,7 @@ class SideEffects(NamedTuple):
 
 
 class AttributeSnapshot:
-    """Attributes before a forward, under which its recompute runs."""
+    """Attributes before a forward, to be restored for its recompute."""
 
     __slots__ = ("_generators", "_passive_hooks", "_values")
 
@@ -71,7 +71,7 @@ class AttributeSnapshot:
 
     @classmethod
     def before_forward(cls, side_effects: SideEffects) -> AttributeSnapshot:
-        """The present values of what a forward is known to change."""
+        """The present values of the attributes that a forward is known to change."""
         values = ((h, name, vars(h).get(name, ABSENT)) for h, name in side_effects.attributes)
         generators = OtherGenerators(side_effects.generators) if side_effects.draws else None
         return cls(values, side_effects.passive_hooks, generators)
@@ -125,7 +125,7 @@ class FirstRunObserver:
 
     @property
     def irreversible_change(self) -> str | None:
-        """What the run has changed that a recompute would change again, e.g. a codebook."""
+        """A change by the run that a recompute would repeat, e.g. of a codebook; None if none."""
         if any(not torch.equal(local_tensor(p.detach()), value) for p, value in self._frozen):
             return "a frozen parameter"
         changed = (t for t, version in self._uncopied if version_of(t) != version)
@@ -143,7 +143,7 @@ class FirstRunObserver:
 
     @contextmanager
     def watching_hooks(self) -> Iterator[None]:
-        """While the block runs, find out which forward hooks inside it return None."""
+        """Find the forward hooks inside the block that return None while it runs."""
         inside = [part for part, _ in self._before if isinstance(part, nn.Module)]
         with _hooks_replaced([part for part in inside if part is not self._block], self._watched):
             yield

@@ -15,7 +15,7 @@ ParameterSlot = tuple[dict[str, Any], str]
 
 
 class SwappedParameters:
-    """The tensors that a forward found in place of parameters. Its recompute needs them again."""
+    """The tensors that replaced parameters in a forward. Its recompute needs them again."""
 
     __slots__ = ("_values",)
 
@@ -24,7 +24,7 @@ class SwappedParameters:
 
     @classmethod
     def among(cls, slots: list[ParameterSlot]) -> SwappedParameters | None:
-        """Those in these slots; None if every slot holds a parameter."""
+        """The replaced parameters in these slots; None if every slot holds a parameter."""
         values = [
             (parameters, name, value)
             for parameters, name in slots
@@ -47,5 +47,5 @@ def parameter_slots(module: nn.Module) -> list[ParameterSlot]:
 
 
 def _is_fsdp_view(tensor: torch.Tensor) -> bool:
-    """Whether FSDP1 has put the tensor there: a view of its flat parameter."""
+    """Whether the tensor is a view of FSDP1's flat parameter."""
     return getattr(tensor._base, "_is_flat_param", False)

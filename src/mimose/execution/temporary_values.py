@@ -1,4 +1,4 @@
-"""Replace dict entries while a function runs: buffers, parameters and attributes of modules."""
+"""Replace dict entries (buffers, parameters, attributes of modules) while a function runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intercept the calls of a model's blocks, so that each runs as a director says."""
+"""Intercept the calls of a model's blocks and run them as a director decides."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mimose.interception.tried import Tried
 
 
 class BlockInterceptor(TriedInterceptor):
-    """Intercepts the calls of one block and runs them as the director says."""
+    """Intercepts the calls of one block and runs them as the director decides."""
 
     __slots__ = ("caches", "director", "index", "stack")
 
@@ -44,7 +44,7 @@ class BlockInterceptor(TriedInterceptor):
         super().__init__(block, Tried() if tried is None else tried)
         self.index = index
         self.stack = block.name.rpartition(".")[0]
-        """The name of the list that the block is in."""
+        """The name of the module that contains the block, usually a list."""
         self.director = director
         self.caches = caches if may_take_cache(block.module) else None
         """How the model uses caches; None if the block takes none."""
@@ -64,7 +64,7 @@ class BlockInterceptor(TriedInterceptor):
         if self.caches is not None and holds_cache(args, kwargs):
             args, kwargs, bound = self.caches.arguments_for(self.index, self.stack, args, kwargs)
         directive = self.director.direct(self.index, args, kwargs)
-        if directive is KEEP:  # as most calls are, in most steps
+        if directive is KEEP:  # the most frequent case
             return self.plain(args, kwargs)
         out = self._run(directive, args, kwargs, may_fail=not bound)
         if directive.listener is not None and directive.listener.measures:
@@ -77,41 +77,42 @@ class BlockInterceptor(TriedInterceptor):
         if self.trusted is False:
             return self.plain(args, kwargs)
         option, evictor = directive.option, directive.evictor
-        call: Callable[..., Any] = self._through_forward
+        call: Callable[..., Any] = self._run_checkpointed
         fallback = evictor is not None or option is Option.KEEP
         if option is Option.SAVE_ON_HOST and directive.mover is not None:
-            call, fallback = self._saving_on_host, directive.guarded
+            call, fallback = self._run_saving_on_host, directive.guarded
         elif option is Option.KEEP and directive.listener is None and evictor is None:
             if not directive.guarded:
                 return self.plain(args, kwargs)
-            call = self._plainly
+            call = self._run_plain
         if fallback and may_fail and self._may_run_twice(args, kwargs):
-            return self._again_if_it_fails(call, directive, args, kwargs)
+            return self._run_with_fallback(call, directive, args, kwargs)
         return call(directive, args, kwargs)
 
-    def _saving_on_host(self, directive: Directive, args: Any, kwargs: Any) -> Any:
+    def _run_saving_on_host(self, directive: Directive, args: Any, kwargs: Any) -> Any:
         assert directive.mover is not None
         return directive.mover.run_saving_on_host(self._plain_call, args, kwargs)
 
     def _plain_call(self, *args: Any, **kwargs: Any) -> Any:
         return self.plain(args, kwargs)
 
-    def _plainly(self, _: Directive, args: Any, kwargs: Any) -> Any:
+    def _run_plain(self, _: Directive, args: Any, kwargs: Any) -> Any:
         return self.plain(args, kwargs)
 
     def _may_run_twice(self, args: Any, kwargs: Any) -> bool:
-        """Whether a forward that fails leaves nothing behind, and other ranks take no part in it.
+        """Whether a failed forward can be run again.
 
-        They do where the block issues collectives, and where hooks such as FSDP2's run before it.
+        It must leave no side effects, and no other rank may take part in it. Other ranks take part
+        if the block issues collectives or has forward pre-hooks such as FSDP2's.
         """
         alone = not self.collective_ranks and not self.module._forward_pre_hooks
         clean = bool(self.trusted) and not self.side_effects
         return alone and clean and are_plain(args, kwargs)
 
-    def _again_if_it_fails(
+    def _run_with_fallback(
         self, call: Callable[..., Any], directive: Directive, args: Any, kwargs: Any
     ) -> Any:
-        """If memory runs out, evict what can be, and run once more without keeping anything."""
+        """Run the block; if memory runs out, evict activations and run once more, recomputed."""
         guard = Guard(self.changing, args, kwargs)
         try:
             return call(directive, args, kwargs)
@@ -120,18 +121,18 @@ class BlockInterceptor(TriedInterceptor):
                 raise
             freed = directive.evictor is not None and directive.evictor.make_room()
             if not freed and directive.option.recomputes:
-                raise  # it would fail in the same way again
+                raise  # a second run would fail the same way
             guard.rewind(error)
         self.director.ran_out(self.index)
-        return self._through_forward(
+        return self._run_checkpointed(
             replace(directive, option=Option.RECOMPUTE, evictor=None), args, kwargs
         )
 
-    def _through_forward(self, directive: Directive, args: Any, kwargs: Any) -> Any:
-        """Run the block in a frame that holds its activations, or rebuilds them.
+    def _run_checkpointed(self, directive: Directive, args: Any, kwargs: Any) -> Any:
+        """Run the block in a frame that keeps its activations or rebuilds them.
 
-        The block's own forward hooks run once, outside of what is recomputed: only `forward` is,
-        and it is exchanged for the length of this call.
+        Only the block's `forward` is recomputed, so it is replaced during this call. The block's
+        own forward hooks lie outside the recompute and run once.
         """
         if self.compiled is not None:
             return self.checkpointed(directive, self.compiled, args, kwargs)
@@ -157,7 +158,7 @@ class BlockInterceptor(TriedInterceptor):
 
 
 class Attachment:
-    """A model's blocks with an interceptor on each, until `detach`."""
+    """Installs an interceptor on each block of a model, until `detach`."""
 
     def __init__(self, model: nn.Module, blocks: list[Block], director: Director) -> None:
         self.takeover = Takeover(model, blocks)
@@ -167,41 +168,42 @@ class Attachment:
             BlockInterceptor(block, i, director, *shared) for i, block in enumerate(blocks)
         ]
         self.interceptors[-1].comes_last = True
-        self._looks = 0
-        # A handle that outlives its model holds none of the model's tensors.
-        self._at_the_end = weakref.finalize(
-            model, _let_go, list(map(weakref.ref, self.interceptors))
+        self._checks = 0
+        # A handle that outlives its model must not hold the model's tensors.
+        self._finalizer = weakref.finalize(
+            model, _release_all, list(map(weakref.ref, self.interceptors))
         )
-        self._at_the_end.atexit = False
+        self._finalizer.atexit = False
         self.intercept_again()
 
     def intercept_again(self) -> None:
-        """Install interceptors again on blocks that were compiled, or had their call replaced.
+        """Install interceptors again on blocks that were compiled, or whose call was replaced.
 
-        As a rule the first block tells for all; every block is checked now and then.
+        Such a change usually affects the first block too, so only that one is checked each time.
+        The others are checked if it has changed, and in two of every 16 calls.
         """
-        self._looks += 1
-        if self._looks % 16 < 2 or not self.interceptors[0].installed:
+        self._checks += 1
+        if self._checks % 16 < 2 or not self.interceptors[0].installed:
             for interceptor in self.interceptors:
-                if interceptor.module_if_alive is not None:  # else it was taken out of the model
+                if interceptor.module_if_alive is not None:  # None: removed from the model
                     interceptor.install()
 
     def detach(self) -> None:
-        """The blocks are as before."""
+        """Restore the blocks, and the checkpointing of the model itself."""
         for interceptor in self.interceptors:
             interceptor.remove()
-        self._at_the_end()
+        self._finalizer()
         self.takeover.undo()
 
 
-def _let_go(interceptors: list[weakref.ref[BlockInterceptor]]) -> None:
+def _release_all(interceptors: list[weakref.ref[BlockInterceptor]]) -> None:
     for ref in interceptors:
         interceptor = ref()
         if interceptor is not None:
             interceptor.let_go()
 
 
-class _Everything:
+class _RecomputeEverything:
     """The director that recomputes every block."""
 
     def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
@@ -211,4 +213,4 @@ class _Everything:
         raise AssertionError("nothing is kept")
 
 
-RECOMPUTE_EVERYTHING: Director = _Everything()
+RECOMPUTE_EVERYTHING: Director = _RecomputeEverything()

@@ -1,4 +1,4 @@
-"""Recognize blocks that are built alike, so that the trial of one is valid for the others."""
+"""Recognize blocks with the same structure, so that a trial of one is valid for the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from mimose.execution import is_norm
 _PLAIN = (bool, int, float, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, type)
 _MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"} | {"_compiled_call_impl"}
 _MOST_ITEMS = 16
-"""Longer containers are compared by identity, shorter ones of plain values by their items."""
+"""Containers up to this length are compared by their items if these are plain values. Others are
+compared by identity."""
 _POSITIONS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "idx", "index"})
 """Attributes that store a block's position among its siblings."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -37,11 +38,11 @@ class _ByIdentity:
 
 
 def kind_of(block: nn.Module) -> Hashable | None:
-    """The structure of a block: equal for blocks that compute the same on the same kind of input.
+    """A key for a block's structure: blocks with equal keys compute the same on the same input.
 
-    Everything except the weights' values and the block's position must be equal or the same object.
-    None if that cannot be compared: hooks inside the block, a replaced `forward`, buffers other
-    than a norm's, or tensors in attributes.
+    The key covers everything except the values of the weights and the block's position. Objects
+    that cannot be compared by value must be identical. None if the block has hooks inside, a
+    replaced `forward`, buffers other than a norm's, or tensors in attributes.
     """
     parts = list(block.named_modules())
     for name, part in parts:

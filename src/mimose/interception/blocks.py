@@ -1,10 +1,10 @@
 """Find the blocks of a model: the modules that may be recomputed as a whole.
 
-No model is known by name. Blocks are the children of lists (`ModuleList`, `Sequential`) of repeated
-parts, at any depth: encoder layers, the bottlenecks of each stage, both stacks of an
-encoder-decoder. Modules of the same kind outside these lists are blocks too, like the first and the
-middle part of a UNet. Blocks are returned in order of registration, which is the order of execution
-in almost every model.
+The search uses the model's structure, not the names of model classes. Blocks are the children of
+lists (`ModuleList`, `Sequential`) of repeated parts, at any depth: encoder layers, the bottlenecks
+of each stage, both stacks of an encoder-decoder. Modules of the same kind outside these lists are
+blocks too, like the first and the middle part of a UNet. Blocks are returned in order of
+registration, which is the order of execution in almost every model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def find_blocks(
     blocks: Selector | Iterable[Selector] | None = None,
     exclude: Selector | Iterable[Selector] | None = None,
 ) -> list[Block]:
-    """The blocks of `model`, found by its structure or selected by `blocks`, less `exclude`.
+    """The blocks of `model`, found by its structure or selected by `blocks`, without `exclude`.
 
     >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), num_layers=3)
     >>> [block.name for block in find_blocks(encoder, exclude="*.0")]
@@ -62,7 +62,7 @@ def find_blocks(
 def _without(
     found: list[Block], model: nn.Module, exclude: Selector | Iterable[Selector]
 ) -> list[Block]:
-    """The blocks that are not excluded, neither by themselves nor by a module that holds them."""
+    """The blocks that `exclude` matches neither directly nor by a module that contains them."""
     selected = _select(model, exclude, "exclude")
     excluded = {id(inner) for outer in selected for inner in outer.module.modules()}
     left = [block for block in found if id(block.module) not in excluded]
@@ -97,7 +97,7 @@ def _by_structure(model: nn.Module) -> list[Block]:
             if is_stack is _has_different_layers and len(_sequentials(model)) > 1:
                 return _sequentials(model)  # recomputing single layers frees almost nothing
             kinds = {type(block.module) for block in found}
-            found = _without_repeats(_blocks_below("", model, _or_holds_any(is_stack, kinds)))
+            found = _without_repeats(_blocks_below("", model, _or_with_part_of(is_stack, kinds)))
             single = is_stack is _has_different_layers
             return found if single else _with_same_kind_outside_lists(model, found)
     return []
@@ -130,8 +130,8 @@ def _sequentials(model: nn.Module) -> list[Block]:
     return _without_repeats(Block(n, m) for n, m in modules if _has_different_layers(m))
 
 
-def _or_holds_any(is_stack: _Test, kinds: set[type]) -> _Test:
-    """Accept also a list with one part of these classes: a stage with a single bottleneck."""
+def _or_with_part_of(is_stack: _Test, kinds: set[type]) -> _Test:
+    """Also accept a list with a part of one of these classes, e.g. a stage with one bottleneck."""
 
     def test(module: nn.Module) -> bool:
         return is_stack(module) or (
@@ -247,7 +247,9 @@ def _select(
     chosen: set[int] = set()
     modules = list(model.named_modules())
     for selector in selectors:
-        if not (isinstance(selector, (str, nn.Module)) or callable(selector)):  # as classes are
+        if not (
+            isinstance(selector, (str, nn.Module)) or callable(selector)
+        ):  # classes are callable too
             raise BlocksError(
                 f"{argument}={selector!r} is not a selector: give a name or glob, a class, a "
                 "module, a function of name and module, or several of these"
@@ -280,7 +282,7 @@ def _refuse_signature(predicate: Callable[..., bool], argument: str) -> None:
 
 
 def _outermost(hits: list[int], modules: list[tuple[str, nn.Module]]) -> list[int]:
-    """The matches of a glob that lie in no other match. Needed because `*` also matches dots."""
+    """The matches of a glob that lie in no other match. Needed since `*` also matches dots."""
     chosen = set(hits)
     inside = {
         id(inner)

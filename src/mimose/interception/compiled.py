@@ -1,7 +1,7 @@
-"""Detect a model that bypasses mimose: compiled as a whole, it never calls its blocks.
+"""Detect a model that bypasses mimose because it is compiled as a whole.
 
-The compiler inlines each module's `forward`, so no interceptor is called. Two checks notice this:
-the interceptor of the model finds itself being compiled, or a gradient arrives although no block
+The compiler inlines each module's `forward`, so no interceptor of a block is called. Two checks
+detect this: the interceptor of the model is being compiled, or a gradient arrives although no block
 has run.
 """
 
@@ -62,12 +62,12 @@ _GRADIENTS_IN_EVAL = 3
 
 
 class BypassDetector:
-    """Warns if a gradient arrives although no block has run. Closed at the first step."""
+    """Warns if a gradient arrives although no block has run. Close it at the first step."""
 
     def __init__(self, model: nn.Module, blocks: list[Block]) -> None:
         self._model = weakref.ref(model)
         self._blocks = [weakref.ref(block.module) for block in blocks]
-        self._in_eval = 0
+        self._gradients_in_eval = 0
         parameters = (p for block in blocks for p in block.module.parameters())
         trained = next((p for p in parameters if p.requires_grad and p.is_leaf), None)
         self._hook: Any = None
@@ -85,8 +85,8 @@ class BypassDetector:
             return
         blocks = [block for ref in self._blocks if (block := ref()) is not None]
         if not any(block.training for block in blocks):
-            self._in_eval += 1
-            if self._in_eval == _GRADIENTS_IN_EVAL:
+            self._gradients_in_eval += 1
+            if self._gradients_in_eval == _GRADIENTS_IN_EVAL:
                 self.close()
                 warn(_EVAL_MODE)
         elif model.training:

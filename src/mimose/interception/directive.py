@@ -1,4 +1,4 @@
-"""How one call of a block runs: the whole answer, as a value."""
+"""How one call of a block runs, as a value, and the interfaces that decide and carry it out."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from mimose.execution import Frame, Listener
 
 
 class Evictor(Protocol):
-    """Takes charge of activations that are kept for now."""
+    """Manages kept activations, which it may evict when memory runs out."""
 
     def hold(self, run: int, frame: Frame) -> None:
-        """The call of this number keeps its activations in `frame`, which may be evicted."""
+        """Call number `run` of the step keeps its activations in `frame`; they may be evicted."""
 
     def make_room(self) -> bool:
-        """Memory ran out: evict what can be; whether anything came free."""
+        """Memory ran out: evict activations. Returns whether any memory was freed."""
 
 
 class Mover(Protocol):
-    """Moves what one call needs in its backward to the host, and sees to it that it comes back."""
+    """Moves what the backward of one call needs to the host, and fetches it in time."""
 
     def run_saving_on_host(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call the function; what it saves for its backward moves."""
+        """Call the function, and move the tensors that it saves for its backward."""
 
     def move_arguments(self, frame: Frame) -> None:
-        """The call is over, and will be recomputed: arguments that only it holds move."""
+        """Move the arguments that only this call uses. The call is over and will be recomputed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +40,23 @@ class Directive:
     listener: Listener | None = None
     """Observes the call; None if it is not observed."""
     evictor: Evictor | None = None
-    """Where it is kept, its activations may be evicted by this; None if they stay."""
+    """May evict the activations of a kept call; None if they must stay."""
     guarded: bool = False
-    """Whether it is kept near the limit, and recomputed if memory runs out in its forward."""
+    """Whether the call, kept near the limit, is recomputed if memory runs out in its forward."""
     after: Callable[[Any, Any], None] | None = None
     """Called once, with the inputs and the output of the call."""
     mover: Mover | None = None
-    """Where the option uses the host: what does the moving."""
+    """Moves the tensors if the option uses the host."""
 
 
 KEEP, RECOMPUTE = Directive(Option.KEEP), Directive(Option.RECOMPUTE)
 
 
 class Director(Protocol):
-    """Decides how blocks run: asked at each training call of a block."""
+    """Decides how blocks run. Called at each training call of a block."""
 
     def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
-        """How the block of this index runs, called with these arguments."""
+        """How to run a call of the block at index `block` with these arguments."""
 
     def ran_out(self, block: int) -> None:
-        """Memory ran out while the block was to be kept: it is recomputed instead."""
+        """Memory ran out in a forward of this block; the call is run again, recomputed."""

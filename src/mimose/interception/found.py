@@ -1,4 +1,4 @@
-"""What a forward finds, as one value: a recompute finds the same."""
+"""Combine the state that a forward started from, which its recompute needs, into one object."""
 
 from __future__ import annotations
 
@@ -22,25 +22,28 @@ def found_as_one(
     attributes_before: AttributeSnapshot | None,
     given: ArgumentCopies | None,
 ) -> Found | None:
-    """What a forward that begins now finds, if a recompute may find something else."""
+    """The present state that a recompute must restore; None if there is none.
+
+    Call it before the forward.
+    """
     buffers = BufferSnapshot(changing) if changing else None
-    things = [
-        thing for thing in (exchanged, buffers, attributes_before, given) if thing is not None
+    states = [
+        state for state in (exchanged, buffers, attributes_before, given) if state is not None
     ]
-    if len(things) > 1:
-        return SeveralFound(things)
-    return things[0] if things else None
+    if len(states) > 1:
+        return SeveralFound(states)
+    return states[0] if states else None
 
 
 class SeveralFound:
-    """Several things that a forward found, as one."""
+    """Several states that a forward started from, restored together."""
 
-    __slots__ = ("_things",)
+    __slots__ = ("_states",)
 
-    def __init__(self, things: Sequence[Found | None]) -> None:
-        self._things = [thing for thing in things if thing is not None]
+    def __init__(self, states: Sequence[Found | None]) -> None:
+        self._states = [state for state in states if state is not None]
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        for thing in self._things:
-            function = functools.partial(thing.run, function)
+        for state in self._states:
+            function = functools.partial(state.run, function)
         return function(*args)

@@ -1,10 +1,10 @@
 """Intercept the calls of a module.
 
-`nn.Module` calls whatever `_compiled_call_impl` holds before anything else, and leaves that
-attribute out of copies and pickles. An interceptor goes there. The module keeps its type, its
-`state_dict` keys, its parameter names and its hooks; `deepcopy` and `torch.save` see a plain model;
-and a block compiled with `block.compile()` stays compiled, since the interceptor is above the
-compiled call and the compiler never sees the plan.
+A call of an `nn.Module` goes to `_compiled_call_impl` if that is set. Copies and pickles omit this
+attribute. An interceptor is stored there, so the module keeps its type, its `state_dict` keys, its
+parameter names and its hooks, and `deepcopy` and `torch.save` see a plain model. A block compiled
+with `block.compile()` stays compiled: the interceptor wraps the compiled call, and the compiler
+never sees the plan.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mimose.execution import hide_from_compiler
 
 
 class Interceptor:
-    """Called instead of a module's own call, from `install` to `remove`."""
+    """Replaces a module's own call from `install` until `remove`."""
 
     __slots__ = ("__weakref__", "_module", "compiled")
 
@@ -41,7 +41,7 @@ class Interceptor:
         return self._module()
 
     def install(self) -> None:
-        """Intercept calls from now on, also above a compiled call that was put there since."""
+        """Intercept calls from now on. Call it again to wrap a compiled call that was set since."""
         place = self.module.__dict__
         occupant = place.get("_compiled_call_impl")
         if occupant is not self:
@@ -54,12 +54,12 @@ class Interceptor:
 
     @property
     def installed(self) -> bool:
-        """Whether the module's calls come here."""
+        """Whether this interceptor receives the module's calls."""
         module = self._module()
         return module is not None and module.__dict__.get("_compiled_call_impl") is self
 
     def remove(self) -> None:
-        """The module is as before."""
+        """Restore the module's own call, compiled or not."""
         module = self._module()
         if module is None or module.__dict__.get("_compiled_call_impl") is not self:
             return
@@ -69,13 +69,14 @@ class Interceptor:
             module.__dict__["_compiled_call_impl"] = self.compiled
 
     def plain(self, args: Any, kwargs: Any) -> Any:
-        """The module's own call."""
+        """Call the module without mimose."""
         if self.compiled is not None:
             return self.compiled(*args, **kwargs)
         return self.module._call_impl(*args, **kwargs)
 
     def __reduce__(self) -> Any:
-        # A module with a __getstate__ of its own may copy the attribute: "not compiled" it is then.
+        # A module with its own __getstate__ may copy the attribute. The copy gets None, which
+        # means "not compiled".
         return type(None), ()
 
 
@@ -85,5 +86,5 @@ _peek_transform: Callable[[], Any] = getattr(
 
 
 def under_transform() -> bool:
-    """Whether `torch.func` transforms this call, or it is traced: nothing can be planned there."""
+    """Whether `torch.func` transforms this call or it is traced: such calls cannot be planned."""
     return _peek_transform() is not None or torch._C._get_tracing_state() is not None

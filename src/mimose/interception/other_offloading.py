@@ -1,6 +1,6 @@
-"""Offloading of activations by something else: recognised by name, with what to switch off.
+"""Recognise other libraries that offload activations, and name the setting that turns it off.
 
-A tensor that somebody else has moved cannot be moved, kept or recomputed by a plan of ours.
+mimose cannot move, keep or recompute a tensor that another library has moved.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _BY_HOOKS = {
     "unsloth": "Unsloth's offloaded checkpointing: set use_gradient_checkpointing=False",
     "axolotl.": "axolotl's activation offloading: set activation_offloading: false",
 }
-"""What to switch off, by the beginning of the name of the hooks that save tensors."""
+"""What to switch off, by the prefix of the qualified name of the saved-tensor hooks."""
 
 _TRANSFORMERS = "gradient_checkpointing_enable.<locals>.checkpoint_func"
 
 
 def name_of_hooks(hooks: str) -> str:
-    """Whose saved-tensor hooks these are, and what to do about it."""
-    for beginning, remedy in _BY_HOOKS.items():
-        if hooks.startswith(beginning):
+    """The owner of saved-tensor hooks with this qualified name, and how to switch them off."""
+    for prefix, remedy in _BY_HOOKS.items():
+        if hooks.startswith(prefix):
             return remedy
     return f"{hooks}: switch it off"
 

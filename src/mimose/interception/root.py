@@ -1,4 +1,4 @@
-"""Intercept calls of the model itself, to see each batch and each output."""
+"""Intercept calls of the model itself, to observe each batch and each output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RootOwner(Protocol):
 
 
 class RootInterceptor(Interceptor):
-    """Intercepts training calls of the model. mimose also works if a trainer never calls it."""
+    """Intercepts training calls of the model. mimose also works if no trainer calls the model."""
 
     __slots__ = ("owner",)
 

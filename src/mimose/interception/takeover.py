@@ -1,4 +1,4 @@
-"""Switch off the model's own checkpointing where that is safe, and refuse it where not.
+"""Switch off the model's own checkpointing where that is safe; otherwise raise an error.
 
 Two layers of checkpointing would recompute a block twice. `Takeover.undo` switches the model's own
 checkpointing on again.
@@ -24,7 +24,7 @@ _WRAPPER_MODULE = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 def _is_wrapper(module: nn.Module, kind: str) -> bool:
     """Whether a module is torch's wrapper of this name.
 
-    If torch's wrappers are not imported yet, no module is one. Importing them would take long.
+    If torch's module of wrappers is not imported yet, no wrapper exists. Importing it takes long.
     """
     wrapper = getattr(sys.modules.get(_WRAPPER_MODULE), kind, None)
     return wrapper is not None and isinstance(module, wrapper)
@@ -45,7 +45,7 @@ class Takeover:
         self.refresh()
 
     def refresh(self) -> bool:
-        """Switch off checkpointing enabled since; returns whether there was any."""
+        """Switch off checkpointing that was enabled since. Returns whether there was any."""
         related = [(name, m) for name, ref in self._related if (m := ref()) is not None]
         _refuse(related)
         flags = [name for name, module in related if self._switch_off_flag(module)]
@@ -56,7 +56,7 @@ class Takeover:
 
     @property
     def needs_refresh(self) -> bool:
-        """Whether a flag was set again. Checked in every step, so that no block runs twice."""
+        """Whether a flag was set again. Checked in every step: no block may be recomputed twice."""
         on = [m for r in self._flagged if getattr(m := r(), "gradient_checkpointing", False)]
         return any(hasattr(module, "_gradient_checkpointing_func") for module in on)
 

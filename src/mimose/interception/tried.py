@@ -1,4 +1,4 @@
-"""What the first runs of blocks have shown that other blocks of the model can use."""
+"""Results of trials that the blocks of a model share."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ CHANGED_LATER = "the model changes one of its arguments in place after its run"
 
 
 class Tried:
-    """What the first runs of a model's blocks have shown that holds for others of their kind."""
+    """Results of trials that also hold for other blocks of the same class or kind."""
 
     def __init__(self) -> None:
         self.stops: dict[type[nn.Module], bool] = {}
-        """Whether an early stop spares anything, by kind of block: counting is slow."""
+        """Whether an early stop skips any operators, by class of block. Counting them is slow."""
         self.trials = 0
-        """How many runs of blocks were trials so far: memory in these is no measure."""
+        """The number of trials so far. Memory measured during a trial is not representative."""
         self.kinds: set[Hashable] = set()
-        """What was recomputed and compared: how a block is made, and what its forward saved."""
+        """Keys of blocks that passed a trial: their structure, and what their forward saved."""
         self.changed_later: set[type[nn.Module]] = set()
         """The classes of blocks whose arguments are changed in place after their run."""
         self.waiting: Waiting | None = None
+        """The tried block whose verdict waits for the next block to run."""
         self.classes: Counter[type[nn.Module]] = Counter()
-        """How many blocks there are of each class."""
-        self._told: set[tuple[type[nn.Module], str]] = set()
+        """The number of blocks of each class."""
+        self._reported: set[tuple[type[nn.Module], str]] = set()
 
     def tell(self, block: JudgedInterceptor, what: str, remedy: str = "") -> None:
-        """Warn of a block; of others of its class of which the same is to be said, only log it."""
+        """Warn about a block. For further blocks of its class with the same problem, only log."""
         kind = type(block.module)
-        if (kind, what) in self._told:
+        if (kind, what) in self._reported:
             log.info("mimose: block %r %s", block.name, what)
             return
-        self._told.add((kind, what))
+        self._reported.add((kind, what))
         others = self.classes[kind] - 1
-        alike = f". The log names which of the {others} other {kind.__name__} are the same (INFO)"
-        warn(f"block {block.name!r} {what}{remedy}{alike if others else ''}")
+        hint = f". The log (INFO) names which of the {others} other {kind.__name__} are the same"
+        warn(f"block {block.name!r} {what}{remedy}{hint if others else ''}")
 
 
 class Trials:
-    """Whether any block is tried from now on."""
+    """Whether any block was tried since this object was created."""
 
     __slots__ = ("_before", "_tried")
 
@@ -64,10 +65,10 @@ class Trials:
 
 
 class Waiting:
-    """A block that was tried: its activations stay until the next block runs.
+    """A tried block whose activations stay until the next block runs.
 
-    Only then is it seen whether the model changes its arguments in place after its run (a state
-    that is carried along): it could not be recomputed from them.
+    Only then is it known whether the model changes the block's arguments in place after its run,
+    e.g. a state that is carried from block to block. The block could not be recomputed from them.
     """
 
     def __init__(
@@ -77,12 +78,12 @@ class Waiting:
         self._given = None if given is None else weakref.ref(given)
 
     def settle(self) -> None:
-        """The next block begins to run."""
+        """Evict or keep the activations. Called when the next block starts."""
         interceptor, frame = self._interceptor(), self._frame()
         if interceptor is None:
             return
         interceptor.tried.waiting = None
-        if frame is None:  # the step is over, or was given up
+        if frame is None:  # the step is over or was abandoned
             return
         given = None if self._given is None else self._given()
         if frame.saved_arguments.changed or (given is not None and given.tensors_changed):

@@ -1,4 +1,4 @@
-"""What is known of a block: whether it can be recomputed, and what its recompute must put back."""
+"""What is known of a block: whether it can be recomputed, and what its recompute must restore."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mimose.interception.tried import Tried
 
 
 class JudgedInterceptor(Interceptor):
-    """An interceptor that knows whether its block can be recomputed, and what that takes."""
+    """An interceptor with a verdict: whether its block can be recomputed, and what to restore."""
 
     __slots__ = (
         "attempts",
@@ -50,28 +50,31 @@ class JudgedInterceptor(Interceptor):
         self.tried = tried
         tried.classes[type(block.module)] += 1
         self.trusted: bool | None = None
-        """Whether it can be recomputed; not known before its first run."""
+        """Whether the block can be recomputed; None before its first run."""
         self.attempts = 0
-        """How often there was no memory to try it."""
+        """The number of trials that failed for lack of memory."""
         self.early_stop = True
         self.changing: list[BufferSlot] = []
-        """The buffers that its forward changes."""
+        """The buffers that the forward changes."""
         self.side_effects = SideEffects()
         self.build: ModuleStructure | None = None
-        """How it was made when it was tried."""
+        """The block's structure when it was tried."""
         self.later: ChangeDetector | None = None
-        """Looks at what it has left alone so far."""
+        """Watches what the block's forwards have not changed so far."""
         self.large: set[tuple[int, str]] = set()
-        """Attributes with which it was tried though their values are too large to be kept."""
+        """Attributes with values too large to copy in the trial: id of the holder, and name."""
         self.parameters: list[tuple[dict[str, Any], str]] = []
         self.comes_last = False
-        """Whether it is the last block of its model."""
+        """Whether this is the last block of the model."""
         self.collective_ranks: frozenset[int] = frozenset()
-        """The ranks that take part in collectives of its forward, found out on its first run."""
+        """The ranks that take part in collectives of the forward, recorded in the trial."""
 
     @property
     def verdict(self) -> dict[str, Any] | None:
-        """What its first run has shown, in plain values; None if it has not run, or is gone."""
+        """What the trial has shown, in plain values.
+
+        None before a trial, if the module is gone, or if other objects than modules were changed.
+        """
         module = self._module()
         if self.trusted is None or module is None or not self.side_effects.only_on_modules:
             return None
@@ -89,9 +92,10 @@ class JudgedInterceptor(Interceptor):
         }
 
     def adopt(self, verdict: Mapping[str, Any]) -> None:
-        """Take over the verdict of an earlier run of the same model: no need to try again.
+        """Adopt the verdict of an earlier run of the same model, so that no trial is needed.
 
-        Unless it draws from generators of its own, or has hooks inside that must run first.
+        Does nothing if the block draws from its own generators, or has hooks inside: a trial must
+        examine these.
         """
         parts = dict(self.module.named_modules())
         inside = [part for name, part in parts.items() if name]
@@ -108,9 +112,9 @@ class JudgedInterceptor(Interceptor):
         self.changing, self.side_effects = changing, side_effects
         self.parameters = parameter_slots(self.module)
         self.build = ModuleStructure(self.module)
-        self._look_for_more()
+        self._watch_unchanged()
 
-    def _look_for_more(self) -> ChangeDetector:
+    def _watch_unchanged(self) -> ChangeDetector:
         known = {(id(module), name) for module, name in self.changing}
         places = all_buffer_slots(self.module)
         quiet = [(module, name) for module, name in places if (id(module), name) not in known]
@@ -118,7 +122,7 @@ class JudgedInterceptor(Interceptor):
         return self.later
 
     def move_to(self, module: nn.Module) -> None:
-        """Another module has taken the block's place: nothing is known of it."""
+        """Intercept `module`, which has replaced the block, and forget the former verdict."""
         self.remove()
         self._module = weakref.ref(module)
         self.trusted, self.attempts, self.early_stop = None, 0, True
@@ -128,23 +132,23 @@ class JudgedInterceptor(Interceptor):
         self.install()
 
     def let_go(self) -> None:
-        """Hold on to no module, no parameter and no step any more."""
+        """Release every reference to modules, parameters and steps."""
         self.changing, self.parameters, self.side_effects = [], [], SideEffects()
         self.build = self.later = None
         self.tried = Tried()
 
     def follow(self, trusted: bool | None) -> None:
-        """Take over what another rank has found: that it cannot be recomputed, or must be tried."""
+        """Adopt another rank's verdict: False if the block cannot be recomputed, None to try it."""
         self.trusted = trusted
 
     def distrust(self, problem: str) -> None:
-        """It cannot be recomputed: it is kept from now on."""
+        """Keep the block from now on, since it cannot be recomputed, and warn."""
         self.trusted = False
         what = f"cannot be recomputed: {problem}. It is kept from now on"
         self.tried.tell(self, what, f"; exclude={self.name!r} avoids this warning")
 
     def trust(self, buffers: BufferSnapshot, side_effects: SideEffects) -> None:
-        """It can be recomputed, if what its forward changed is put back."""
+        """Recompute the block from now on, restoring what its forward changed."""
         self._settle(list({*buffers.changed(), *norm_buffers(self.module)}), side_effects)
         self.trusted = True
         self.early_stop = self.compiled is not None or self.tried.stops.get(type(self.module), True)
@@ -153,10 +157,10 @@ class JudgedInterceptor(Interceptor):
         return AttributeSnapshot.before_forward(self.side_effects) if self.side_effects else None
 
     def _before(self) -> StateBeforeForward:
-        """What a forward that begins now finds of what no forward has changed yet."""
+        """The present state of everything that no forward has changed so far."""
         if self.later is None or not self.later.up_to_date:
-            return self._look_for_more().before_forward()
+            return self._watch_unchanged().before_forward()
         try:
             return self.later.before_forward()
-        except KeyError:  # an attribute went as another one came
-            return self._look_for_more().before_forward()
+        except KeyError:  # one attribute was removed and another one added
+            return self._watch_unchanged().before_forward()

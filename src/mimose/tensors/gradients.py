@@ -25,8 +25,7 @@ class Gradients:
         self._versions: list[int] = []
         self._cleared_late = False
         self._reached: set[nn.Parameter] = set()
-        """Parameters that had a gradient after a step: a loss never reaches the others.
-        """
+        """Parameters that had a gradient after a step. No loss reaches the others."""
         self._bytes_after_step = self.bytes
 
     def missing(self) -> tuple[bool, ...]:

@@ -67,24 +67,24 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def storage_bytes(value: Any) -> dict[int, int]:
-    """The bytes that each storage of the tensors in a value takes. Views of one count once."""
+    """The bytes of each storage of the tensors in a value. Views of one storage count once."""
     return {key: allocated_bytes(storage) for key, storage in storages_in(value).items()}
 
 
 def new_bytes(out: Any, inputs: Any) -> int:
-    """The bytes of the storages in an output that did not come in as inputs."""
+    """The bytes of the storages in an output that are not storages of inputs."""
     known = storage_bytes(inputs)
     return sum(size for key, size in storage_bytes(out).items() if key not in known)
 
 
 def allocated_bytes(storage: torch.UntypedStorage) -> int:
-    """What a storage takes of its device's memory: on CUDA, a multiple of 512 bytes."""
+    """The bytes of device memory that a storage takes: on CUDA, a multiple of 512."""
     size = storage.nbytes()
     return size if storage.device.type == "cpu" else (size + 511) & ~511
 
 
 def storages_in(value: Any) -> dict[int, torch.UntypedStorage]:
-    """The storages of the tensors in a value, each once, by their address."""
+    """The storages of the tensors in a value, by address."""
     storages = (storage_of(part) for t in tensors_in(value) for part in _dense_parts(t))
     return {s._cdata: s for s in storages if s is not None}
 

@@ -46,5 +46,5 @@ def is_parameter(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a parameter or a view of one, such as a transposed weight."""
     base = tensor._base
     of = tensor if base is None else base
-    # For a plain tensor the answer is quick: asking whether it is a Parameter runs Python code.
+    # Compare the type first, which is fast: isinstance(…, nn.Parameter) runs Python code.
     return type(of) is not torch.Tensor and isinstance(of, nn.Parameter)

@@ -1,4 +1,4 @@
-"""The last step's outputs, which often live until the next forward has returned."""
+"""Memory of the last step's outputs, which often live until the next forward has returned."""
 
 from __future__ import annotations
 
