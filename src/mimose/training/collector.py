@@ -376,7 +376,7 @@ class Collector(Listener):
         return self._base + self.held - self._away
 
     def _look(self, where: str, run: int, in_use: int) -> int:
-        """Evict if memory is short. Returns what is in use then; the next peak counts from there."""
+        """Evict if memory is short. Returns the bytes in use after that."""
         if self.look is None or not self.look(where, run, in_use):
             return in_use
         return self.readings.read().in_use
