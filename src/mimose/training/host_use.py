@@ -73,10 +73,8 @@ class HostUse:
         """
         if self._device.type != "cuda":
             return True
-        times, share = (
-            [run.nanoseconds for run in profile.runs if not run.fixed],
-            self.pace.of(profile),
-        )
+        times = [run.nanoseconds for run in profile.runs if not run.fixed]
+        share = self.pace.of(profile)
         if share is not None and times and statistics.median(times) * share >= _LONG_FORWARD_NS:
             return True
         return not RecomputeAll().plan(profile, available_bytes).fits
