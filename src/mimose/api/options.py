@@ -58,7 +58,7 @@ def checked_options(
 
 
 def checked_choices(choices: Iterable[str] | None) -> frozenset[Option]:
-    """The options of these names; all of them if none are given."""
+    """The options with these names; all options if None."""
     if choices is None:
         return frozenset(Option)
     known = [option.value for option in Option]

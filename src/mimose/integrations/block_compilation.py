@@ -22,7 +22,7 @@ log = logging.getLogger("mimose")
 def blocks_compiled_instead(
     trainer: Trainer, callback: AttachingCallback, options: dict[str, Any]
 ) -> Iterator[None]:
-    """With `torch_compile=True`, compile each block instead of the whole model."""
+    """While active, compile each block instead of the whole model; restores the blocks."""
     plugin = trainer.accelerator.state.dynamo_plugin
     if plugin.backend == DynamoBackend.NO or switched_off():
         yield

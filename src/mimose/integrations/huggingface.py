@@ -3,8 +3,9 @@
     enable(trainer, memory_budget="20GiB")
     trainer.train()
 
-Callbacks do not see batches, cannot retry a step, and receive logs after TensorBoard and the like.
-So `enable` also wraps three methods of the given trainer: `train`, `training_step` and `log`.
+Callbacks do not see batches, cannot retry a step, and receive logs after TensorBoard and other
+loggers. So `enable` also wraps three methods of the given trainer: `train`, `training_step` and
+`log`.
 """
 
 from __future__ import annotations
@@ -184,8 +185,8 @@ class MimoseCallback(AttachingCallback):
     Prefer `enable`, because a callback cannot wrap the training step. With the callback
 
     - a step that runs out of memory is not retried: the error ends the training;
-    - metrics of mimose do not reach TensorBoard, W&B and the like, which log before user callbacks
-      are called: they are printed and stored in `trainer.state.log_history`;
+    - metrics of mimose do not reach TensorBoard, W&B and other loggers, which log before user
+      callbacks are called: they are printed and stored in `trainer.state.log_history`;
     - a resumed run loads the learned costs only from a checkpoint in this trainer's `output_dir`;
     - `torch_compile=True` is refused, since the whole model is compiled before mimose is called;
     - after an exception the model stays attached: call `callback.handle.detach()`.

@@ -10,7 +10,7 @@ from typing import Any
 class MethodWrapper:
     """Replaces one method of one trainer until `remove`.
 
-    `replacement` is called with the method that was there before, then with the call's arguments.
+    `replacement` is called with the former method, followed by the arguments of the call.
     """
 
     def __init__(

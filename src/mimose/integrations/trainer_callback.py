@@ -54,5 +54,5 @@ class AttachingCallback(TrainerCallback):
 
 
 def checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:
-    """Where the trainer saves at this step."""
+    """The folder of the checkpoint that the trainer saves at this step."""
     return Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"

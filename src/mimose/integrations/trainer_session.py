@@ -1,4 +1,4 @@
-"""mimose in one trainer: attached while it trains, its state kept from run to run."""
+"""mimose in one trainer: attached during each run, with a state that lasts over several runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILE_NAME = "mimose.json"
 
 @final
 class TrainerSession:
-    """Attaches when a run begins, detaches when it ends, and loads the state into the next run.
+    """Attaches when a run begins, detaches when it ends, and passes the state on to the next run.
 
     It attaches as late as possible, because trainers wrap, move and rebuild models before that.
     """

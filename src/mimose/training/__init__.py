@@ -1,6 +1,6 @@
-"""One step's life: opened, decided, carried out, measured, learned from; retried if it failed.
+"""Runs training steps: plans each one, executes and measures it, learns from it, retries it.
 
-Joins all packages below. What happens goes to subscribers, which are not known here.
+Connects all packages below it. Events go to subscribers, which this package does not import.
 """
 
 from mimose.training.collector import Collector

@@ -1,15 +1,15 @@
-"""What the allocator did in past steps: failures, retries, and cached memory in the way."""
+"""What the allocator did in past steps: failures, retries, growth of the cache."""
 
 from __future__ import annotations
 
 from mimose.memory import Meter, Reading, Reserve
 
-_WARY_STEPS = 16
-"""Planned steps after which a failure is forgotten."""
+_STEPS_UNTIL_FORGOTTEN = 16
+"""The number of planned steps after which a failure is forgotten."""
 
 
 class AllocatorHistory:
-    """Reads memory after steps, teaches the reserve, and makes room after failures."""
+    """Reads memory after steps, updates the reserve, and frees cached memory after failures."""
 
     def __init__(self, budget_bytes: int, meter: Meter, reserve: Reserve, reading: Reading) -> None:
         self._budget_bytes = budget_bytes
@@ -18,66 +18,69 @@ class AllocatorHistory:
         self._last = reading
         self._peak_held = reading.peak_held
         self._steps = 0
-        self._unread: int | None = None
-        """The peak of the last step, if memory was not read at its end."""
+        self._unread_peak: int | None = None
+        """The predicted peak of the last step, if memory was not read at its end."""
         self._failed_at: int | None = None
-        """The predicted peak of the smallest step that has failed lately."""
-        self._wary_steps = 0
-        self._untidy = False
-        """Whether more is lost between tensors than is reserved for."""
+        """The lowest predicted peak of the steps that failed recently."""
+        self._steps_to_remember = 0
+        """Planned steps until the failure is forgotten."""
+        self._lost_too_much = False
+        """Whether more memory is lost between tensors than the reserve covers."""
 
     def step_begins(self, reading: Reading) -> None:
-        """Learn what the allocator did in the last step, if memory was not read at its end."""
-        if self._unread is not None:
-            self.learn_reserve(reading, self._unread)
+        """Learn from the last step now, if memory was not read at its end."""
+        if self._unread_peak is not None:
+            self.learn_reserve(reading, self._unread_peak)
 
     def reading_after(self, predicted_peak: int) -> Reading | None:
-        """A reading at the end of a step that was to peak there, if it may tell anything.
+        """Read memory at the end of a step with this predicted peak, if it may be informative.
 
-        Far from the limit there is nothing to learn from most steps, and reading takes time.
+        Reading takes time. Far from the limit, only every eighth step is read at its end, unless
+        the meter is private.
         """
         self._steps += 1
         near = predicted_peak >= 0.9 * (self._budget_bytes - self.reserve.bytes)
         if near or self.meter.private or self._steps % 8 == 0:
             return self.meter.read()
-        self._unread = predicted_peak
+        self._unread_peak = predicted_peak
         return None
 
     def forward_over(self, predicted_peak: int) -> None:
-        """A planned step's forward is done that is to peak there."""
+        """The forward of a planned step with this predicted peak is over."""
         if not self.reserve.should_measure_lost(predicted_peak):
             return
         lost = self.meter.lost_bytes()
         if lost is not None:
-            self._untidy = self.reserve.learn_lost(lost)
+            self._lost_too_much = self.reserve.learn_lost(lost)
 
     def learn_reserve(self, reading: Reading, peak_bytes: int) -> None:
-        """A planned step is over."""
+        """Update the reserve after a planned step that peaked at `peak_bytes`."""
         self.reserve.learn(
             peak_bytes=peak_bytes,
             held_bytes=reading.held,
             grew=reading.peak_held > self._peak_held,
             retries=reading.retries - self._last.retries,
         )
-        self._unread = None
+        self._unread_peak = None
         self._peak_held = max(self._peak_held, reading.peak_held)
-        if reading.failures != self._last.failures:  # rescued by a guard: for `note_failures`
+        if reading.failures != self._last.failures:
+            # The step survived these failures; leave them for `note_failures`.
             reading = reading._replace(failures=self._last.failures)
         self._last = reading
 
     def start_planned_step(self, reading: Reading) -> Reading:
-        """The reading to measure the step's peak against."""
+        """The reading to compare the step's peak with. Resets the peak if the meter is private."""
         if not self.meter.private:
             return reading
         self.meter.reset_peak()
         return reading._replace(peak=reading.in_use)
 
     def note_failures(self, reading: Reading, *, kept: bool = True) -> bool:
-        """Learn from memory that has run out since this was last asked; whether it has.
+        """Whether memory ran out since the last call; if so, enlarge the reserve.
 
-        In a step that `kept` nothing, no reserve would have helped.
-        How often does not matter: cuDNN fails with one engine after another until one does with
-        less, and a block that is tried out fails by itself, all in one step.
+        The reserve stays the same if the step `kept` nothing: a larger one would not have helped.
+        The number of failures does not matter. In one step cuDNN may fail with several engines
+        before one succeeds with less memory, and a block may fail while it is being tried.
         """
         if reading.failures == self._last.failures:
             return False
@@ -87,34 +90,35 @@ class AllocatorHistory:
         return True
 
     def forgive_failures(self) -> None:
-        """What has failed could not have fitted: there is nothing to learn from it."""
+        """Learn nothing from the failures so far: no plan could have avoided them."""
         self._last = self.meter.read()
 
     def failed(self, peak_bytes: int) -> None:
-        """A step that was to peak at so much has run out of memory."""
+        """A step with this predicted peak ran out of memory."""
         self._failed_at = min(peak_bytes, self._failed_at or peak_bytes)
-        self._wary_steps = _WARY_STEPS
+        self._steps_to_remember = _STEPS_UNTIL_FORGOTTEN
         self.meter.release_cached()
 
     def make_room(self, predicted_peak: int, reading: Reading) -> None:
-        """Give cached memory back before a step as large as one that has failed because of it.
+        """Free cached memory before a step that might otherwise run out of memory.
 
-        The allocator gives it back itself when it runs short, but in the middle of a step what is
-        cached lies between tensors that are in use. The host waits for the device meanwhile, so it
-        is done once for a failure, and only where what is cached may be in the way; and once where
-        more is lost between tensors than is reserved for.
+        The allocator frees its cache when it runs short, but in the middle of a step the cached
+        memory lies between tensors that are in use. Freeing it makes the host wait for the device,
+        so it is done once after a failure, before a step that is at least as large and does not
+        fit beside the cache; and once if more memory is lost between tensors than the reserve
+        covers.
         """
-        if self._untidy and self.reserve.near_limit(predicted_peak):
-            self._untidy = False
+        if self._lost_too_much and self.reserve.near_limit(predicted_peak):
+            self._lost_too_much = False
             self.meter.release_cached()
             return
         if self._failed_at is None:
             return
-        self._wary_steps -= 1
+        self._steps_to_remember -= 1
         cached = reading.held - reading.in_use
-        in_the_way = cached > 0 and predicted_peak + cached > self._budget_bytes
-        if predicted_peak >= self._failed_at and in_the_way:
+        exceeds_budget = cached > 0 and predicted_peak + cached > self._budget_bytes
+        if predicted_peak >= self._failed_at and exceeds_budget:
             self.meter.release_cached()
             self._failed_at = None
-        elif not self._wary_steps:
+        elif not self._steps_to_remember:
             self._failed_at = None

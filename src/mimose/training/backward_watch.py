@@ -1,4 +1,4 @@
-"""When the backward of a step comes, ends, and whether it still can come."""
+"""Detects when the backward of a step begins and ends, and whether one is still possible."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from mimose.tensors import keeps_graph, tensors_in
 
 
 class BackwardWatch:
-    """Hears the backward of one step arrive and end, by hooks in its graph.
+    """Calls back when the backward of one step begins and ends, by hooks in its graph.
 
-    The hooks live in the graph and hold nothing: when the graph is gone, so are they, and no
-    backward can come any more.
+    The graph owns the hooks, and they hold no tensors. When the graph is freed, so are the hooks,
+    and no backward is possible any more.
     """
 
     def __init__(
@@ -26,9 +26,9 @@ class BackwardWatch:
         self._arrives, self._ends, self._later_ends = arrives, ends, later_ends
         self._graphs: list[weakref.ref[_Sentinel]] = []
         self.passes = 1
-        """How many forwards have begun before the backward."""
+        """The number of forwards that have begun before the backward."""
         self.pending = True
-        """Whether the coming pass has no hook in its graph yet."""
+        """Whether the graph of the current pass has no hook yet."""
         self.begun = False
         self.over = False
         self.retained = False
@@ -36,12 +36,12 @@ class BackwardWatch:
         self._in_later = False
 
     def another_pass(self) -> None:
-        """One more forward begins before the backward."""
+        """Another forward begins before the backward."""
         self.passes += 1
         self.pending = True
 
     def watch(self, _: Any, out: Any) -> None:
-        """Put hooks into the graph that ends in the tensors of `out`."""
+        """Put hooks into the graph of the tensors in `out`."""
         tensor = next((t for t in tensors_in(out) if t.grad_fn is not None), None)
         if tensor is None:
             return
@@ -54,16 +54,16 @@ class BackwardWatch:
 
     @property
     def blind(self) -> bool:
-        """Whether there is no hook that could tell of a backward."""
+        """Whether no graph has a hook, so that a backward would not be noticed."""
         return not self._graphs
 
     @property
     def impossible(self) -> bool:
-        """Whether all graphs are gone, so that no backward can come."""
+        """Whether all graphs were freed, so that no backward is possible."""
         return bool(self._graphs) and all(graph() is None for graph in self._graphs)
 
     def backward_arrives(self) -> None:
-        """A backward has come to the step's graph: the step's own, or a later one."""
+        """A backward has reached the step's graph: the step's own backward, or a later one."""
         if not self.begun:
             self.begun = True
             self.retained = keeps_graph()
@@ -84,7 +84,7 @@ class BackwardWatch:
 
 
 class _Sentinel:
-    """Lives in a step's graph: dies with it, and hears the backward arrive."""
+    """Owned by a step's graph and freed with it; its method is the hook in that graph."""
 
     __slots__ = ("__weakref__", "_watch")
 

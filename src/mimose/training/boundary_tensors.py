@@ -1,4 +1,4 @@
-"""The inputs and outputs of a run: which of them live on whether it is kept or recomputed?"""
+"""Measures which inputs and outputs of a run stay alive, whether it is kept or recomputed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mimose.tensors import allocated_bytes, storage_bytes, storage_of, storages_
 
 
 class BoundaryTensors:
-    """What is known so far of the tensors that a run takes and returns."""
+    """What has been measured so far of the inputs and outputs of one run."""
 
     __slots__ = (
         "droppable_input",
@@ -29,20 +29,20 @@ class BoundaryTensors:
 
     def __init__(self, shared_inputs: list[weakref.ref[torch.Tensor]]) -> None:
         self.shared_inputs = shared_inputs
-        """Inputs that the run before saves: where that is kept, they outlive this one's
+        """Inputs that the previous run saves. If that run is kept, they outlive this run's
         backward."""
         self.unsaved_inputs: list[weakref.ref[torch.Tensor]] = []
         self.droppable_input = 0
-        """Bytes of inputs that only a recompute holds."""
+        """Bytes of inputs that only a recompute of this run would hold."""
         self.inputs: list[weakref.ref[torch.Tensor]] = []
-        """Inputs that depend on something trained, if the run is recomputed."""
+        """Inputs that depend on trained parameters; empty if the run is kept."""
         self.movable_input = 0
-        """Bytes of its input that come free if its recompute does not hold on to them."""
+        """Bytes of inputs that are freed if the recompute does not hold them."""
         self.saved_outputs: list[SavedOutput] = []
-        """Outputs that it saves, and that no run has been given yet."""
+        """Outputs that the run saves, and that have not been passed to another run yet."""
         self.output_bytes = 0
         self.output_saved = 0
-        """Bytes of outputs that it saves and that live on anyway."""
+        """Bytes of outputs that the run saves, and that stay alive even if it is recomputed."""
 
     def forward_ends(self, end: ForwardEnd) -> None:
         """The run's forward is over."""
@@ -55,10 +55,10 @@ class BoundaryTensors:
             self.inputs = [weakref.ref(t) for t in end.inputs if t.grad_fn is not None]
 
     def pass_outputs_on(self, args: Any, kwargs: Any) -> list[weakref.ref[torch.Tensor]]:
-        """The next run is given some of its outputs: those that it saves live on anyway.
+        """The next run takes these arguments: saved outputs among them stay alive anyway.
 
-        Those that the model has dropped (attention weights that nothing reads) live on only while
-        this run is kept.
+        Saved outputs that the model has dropped (such as unused attention weights) stay alive only
+        while this run is kept. Returns the saved outputs that were passed on.
         """
         given = storages_in((args, kwargs))
         passed = [output for output in self.saved_outputs if output.key in given]
@@ -68,19 +68,19 @@ class BoundaryTensors:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of saved outputs that no run has been given yet, and that are still alive."""
+        """Bytes of saved outputs that are alive and have not been passed to another run yet."""
         return sum(output.bytes for output in self.saved_outputs if output.is_alive)
 
     def settle_outputs(self) -> None:
-        """The backward begins: outputs that are alive now live on anyway."""
+        """The backward begins: saved outputs that are alive now stay alive anyway."""
         self.output_saved += self.waiting_bytes
         self.saved_outputs = []
 
     def settle_inputs(self, *, may_be_dropped: bool) -> None:
-        """Its caller has moved on: which of its inputs does only a recompute hold?
+        """The caller has moved on: find the inputs that only a recompute would hold.
 
-        None that another object still refers to (masks, collected states), nor any that the
-        operator that made it saves (a ReLU between two blocks).
+        These exclude inputs that another object refers to (masks, collected states) and inputs
+        that their own operator saves (a ReLU between two blocks).
         """
         if may_be_dropped:
             self.droppable_input = sum(
@@ -88,12 +88,12 @@ class BoundaryTensors:
             )
         self.unsaved_inputs = []
         movable = sum(_bytes_behind(ref) for ref in self.inputs if _is_held_once(ref))
-        self.movable_input = max(self.movable_input, movable)  # maybe it has left already
+        self.movable_input = max(self.movable_input, movable)  # it may have left already
         self.inputs = []
 
 
 class SavedOutput:
-    """An output that its run saves: does anything else hold it, too?"""
+    """An output that its run saves; detects whether anything else holds it."""
 
     __slots__ = ("_storage", "_uses", "bytes", "key", "tensor")
 
@@ -104,11 +104,11 @@ class SavedOutput:
         self.key, self.bytes = storage._cdata, allocated_bytes(storage)
         self._storage = weakref.ref(storage)
         self._uses = _use_count(self.key) if _use_count is not None else 0
-        """How many tensors share its memory while the output itself is there."""
+        """The number of tensors that share its memory while the output itself is alive."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether the model, or another tensor of its, still holds it."""
+        """Whether the model still holds the output, or another tensor shares its memory."""
         if self.tensor() is not None:
             return True
         storage = self._storage()
@@ -118,12 +118,12 @@ class SavedOutput:
 
 
 def bytes_of_storages(tensors: list[torch.Tensor]) -> int:
-    """The bytes of the storages behind these tensors, each once."""
+    """The bytes of the storages of these tensors, each counted once."""
     return sum(storage_bytes(tensors).values())
 
 
 def _is_held_once(ref: weakref.ref[torch.Tensor]) -> bool:
-    """Whether a recompute alone holds this tensor, and no other shares its memory."""
+    """Whether only a recompute holds this tensor, and no other tensor shares its memory."""
     return _references(ref) <= _ONE_HOLDER and _unshared(ref)
 
 
@@ -139,7 +139,7 @@ def _references(ref: weakref.ref[torch.Tensor]) -> int:
 
 
 def _unshared(ref: weakref.ref[torch.Tensor]) -> bool:
-    """Whether no other tensor, autograd's own included, shares its memory; but a view's base."""
+    """Whether no other tensor (of autograd, too) shares its memory, except a view's base."""
     tensor = ref()
     return tensor is None or _users(tensor) <= _ONE_USER + tensor._is_view()
 
@@ -150,7 +150,7 @@ def _users(tensor: torch.Tensor) -> int:
 
 
 _use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
-_held_once = torch.empty(0)
-_ONE_HOLDER = _references(weakref.ref(_held_once))
-"""What `_references` counts for a tensor that a single other holder refers to."""
-_ONE_USER = _users(_held_once)
+_example = torch.empty(0)
+_ONE_HOLDER = _references(weakref.ref(_example))
+"""The result of `_references` for a tensor with a single holder."""
+_ONE_USER = _users(_example)

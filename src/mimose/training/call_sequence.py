@@ -1,4 +1,4 @@
-"""Which call of which block comes next in a step: the only place where calls are counted."""
+"""The calls of blocks in a step, in order. Calls are counted here only."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from mimose.costs import Run
 
 
 class CallSequence:
-    """Counts the calls of each block in one step, and compares their order with the plan's."""
+    """Counts the calls of each block in one step, and compares their order with the plan."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
         self._expected: Iterator[Run] | None = None
         self._may_skip = False
         self.first_block = -1
-        """The block that ran first; the next pass begins with it again."""
+        """The block that ran first; each further pass begins with it again."""
         self.unplanned = 0
-        """Runs that the plan does not know because no loss uses them."""
+        """The number of runs that are not in the plan because no loss uses them."""
         self.skipped = False
-        """Whether runs that were expected did not come."""
+        """Whether expected runs were skipped."""
         self.out_of_order = False
-        """Whether one came after others that are expected later."""
+        """Whether a run came after runs that were expected later."""
 
     def next(self, block: int) -> Run:
-        """The block is called: its index, and which call in this step it is."""
+        """Count a call of this block: returns the block and which of its calls this is, from 0."""
         if not self._counts:
             self.first_block = block
         nth = self._counts.get(block, 0)
@@ -32,7 +32,7 @@ class CallSequence:
         return block, nth
 
     def expect(self, runs: Iterable[Run], *, may_skip: bool) -> None:
-        """Expect these runs from now on, in this order; steps of this model may skip some."""
+        """Expect these runs from now on, in this order; `may_skip` if skipped runs are normal."""
         self._expected, self._may_skip = iter(runs), may_skip
 
     @property
@@ -40,11 +40,11 @@ class CallSequence:
         return self._expected is not None
 
     def follows(self, run: Run) -> bool:
-        """Whether a run that has begun is the one expected next, or skips no more than steps do."""
+        """Whether this run is the next expected one, or skips only runs that may be skipped."""
         expected = self._expected
         if expected is None or next(expected, None) == run:
             return True
-        self.skipped = run in expected  # which takes out of it all that come before
+        self.skipped = run in expected  # consumes the iterator up to this run
         if not self.skipped:
             self.out_of_order, self._expected = True, None
         return self.skipped and self._may_skip
@@ -54,5 +54,5 @@ class CallSequence:
 
     @property
     def count(self) -> int:
-        """How many calls there were."""
+        """The number of calls so far."""
         return sum(self._counts.values())

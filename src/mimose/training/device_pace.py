@@ -1,10 +1,10 @@
-"""How fast blocks run in planned steps, compared with the times that were observed.
+"""How fast blocks run in planned steps, compared with their observed times.
 
-Observed blocks run under hooks. Where launching kernels takes longer than running them, the device
-waits for the host in these, and the times that it shows are too long: on an H200, layers of 2.5 ms
-took 5 ms. That does not matter for the choice between keeping and recomputing, which compares times
-with each other. But plans hide copies to the host behind these times. So the forwards of some
-planned steps are timed as a whole, by two events each.
+Observed blocks run under hooks. If launching kernels takes longer than running them, the device
+waits for the host, and the measured times are too long: on an H200, layers of 2.5 ms took 5 ms. The
+choice between keeping and recomputing is not affected, since it compares such times with each
+other. But plans hide copies to the host behind these times. So the whole forwards of some planned
+steps are timed, by two events each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mimose.memory import Clock
 _MOST_SIZES = 64
 _NEIGHBOURS = 3
 _CHANGE = 0.2
-"""By how much a pace must change for plans to be made anew."""
+"""The relative change of the pace above which new plans are made."""
 
 
 class ForwardTimer:
@@ -30,7 +30,7 @@ class ForwardTimer:
     def __init__(self, clock: Clock, observed_seconds: float) -> None:
         self._clock = clock
         self.observed_seconds = observed_seconds
-        """What its blocks take by what was observed."""
+        """The sum of the observed times of its blocks."""
         self._begun = clock.mark()
         self._ended: Any = None
 
@@ -45,31 +45,31 @@ class ForwardTimer:
 
     @property
     def seconds(self) -> float | None:
-        """The time that it took; None until that is known."""
+        """The measured time; None until the device has finished."""
         return None if self._ended is None else self._clock.seconds(self._begun, self._ended)
 
 
 class DevicePace:
-    """The time of planned forwards, as a share of what was observed of their blocks."""
+    """The time of planned forwards, as a share of the observed times of their blocks."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._shares: dict[InputSize, tuple[float, float]] = {}
-        """What was observed, and the share of it that a planned forward took."""
+        """By size: the observed seconds, and the share of these that a planned forward took."""
         self._running: tuple[InputSize, ForwardTimer] | None = None
 
     def is_new(self, size: InputSize) -> bool:
-        """Whether a step of this size was not timed yet, and none waits for the device."""
+        """Whether no step of this size was timed yet, and no timing waits for the device."""
         waits = self._running is not None and self._running[1].stopped
         return not waits and size not in self._shares
 
     def timer_for(self, size: InputSize, profile: Profile) -> ForwardTimer:
-        """Time the forward of a planned step that begins now."""
+        """Start timing the forward of a planned step."""
         self._running = size, ForwardTimer(self._clock, _observed_seconds(profile))
         return self._running[1]
 
     def read(self) -> bool:
-        """Take in what the device has done by now; whether a pace has changed."""
+        """Read the running timer, if the device has finished; whether the pace changed."""
         if self._running is None:
             return False
         size, timer = self._running
@@ -82,13 +82,13 @@ class DevicePace:
         before = self._near(timer.observed_seconds)
         if len(self._shares) >= _MOST_SIZES:
             del self._shares[next(iter(self._shares))]
-        # Longer than observed is only a pause of the host.
+        # A longer time than observed is only a pause of the host.
         self._shares[size] = timer.observed_seconds, min(1.0, seconds / timer.observed_seconds)
         now = self._near(timer.observed_seconds)
         return before is None or now is None or abs(now - before) > _CHANGE * before
 
     def of(self, profile: Profile) -> float | None:
-        """The share for a profile, by forwards that took about as long; None if none was timed."""
+        """The share for a profile, from forwards of similar length; None if none was timed."""
         return self._near(_observed_seconds(profile))
 
     def _near(self, observed_seconds: float) -> float | None:

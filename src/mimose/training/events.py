@@ -1,4 +1,4 @@
-"""What happens in training, as values for subscribers."""
+"""The events of training, as values for subscribers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mimose.planning import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """What is settled when the first training step is about to come."""
+    """The settings of a run, sent before its first training step."""
 
     device: torch.device
     blocks: tuple[str, ...]
@@ -29,69 +29,69 @@ class RunStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStart:
-    """A step whose first block is about to run."""
+    """The start of a step; its first block is about to run."""
 
     size: InputSize
     reading: Reading
     planning_seconds: float
-    """From the step's first block to its plan; beside the reading of memory."""
+    """From the call of the step's first block to its plan, without reading memory."""
     reserve_bytes: int = 0
-    """The part of the budget that its plan leaves free."""
+    """The part of the budget that the plan leaves free."""
     link: Link | None = None
-    """The link to host memory; None if plans do without."""
+    """The link to host memory; None if plans do not use it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """A step whose backward is over."""
+    """The result of a step whose backward is over."""
 
     size: InputSize
     plan: Plan | None
-    """What its runs did; None if it ran without a plan, with every block recomputed."""
+    """How its runs were executed; None if every block was recomputed for lack of a plan."""
     new_plan: bool = False
-    """Whether the plan was made for this step; the cache had it otherwise."""
+    """Whether the plan was made for this step; False if it came from the cache."""
     observed: bool
-    """Whether its blocks were measured, to learn from them."""
+    """Whether its blocks were measured to learn their costs."""
     predicted_peak_bytes: int | None
     """None if the prediction was not trusted."""
     is_bound: bool = False
     """Whether the predicted peak is an upper bound, not a prediction for this size."""
     real_peak_bytes: int | None
-    """The most in use during the step, where that could be seen."""
+    """The highest memory in use during the step; None if unknown."""
     peak_bytes: int | None
-    """The most in use since the allocator's peaks were last reset, where they were read."""
+    """The highest memory in use since the allocator's peaks were last reset; None if not read."""
     peak_held_bytes: int | None
-    """The most held, likewise."""
+    """The highest memory held since then; None if not read."""
     reserve_bytes: int
     comparable: bool = True
-    """Whether the real peak may be held against the predicted one."""
+    """Whether the real and the predicted peak may be compared."""
     evictions: int = 0
-    """How many runs had their kept activations dropped."""
+    """The number of runs whose kept activations were dropped."""
     surprises: frozenset[Surprise] = frozenset()
-    """What its plan did not expect."""
+    """The events that its plan did not expect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaterBackward:
-    """One more backward through the graph of the last step."""
+    """Another backward through the graph of the last step."""
 
     reading: Reading
     predicted_peak_bytes: int | None
     """None if the prediction was not trusted."""
     real_peak_bytes: int | None
-    """The step's peak by now, where that could be seen."""
+    """The step's peak so far; None if unknown."""
     comparable: bool
-    """Whether the two may be held against each other."""
+    """Whether the two peaks may be compared."""
 
 
 class Subscriber:
-    """Is told what happens in training; overrides what it wants to know."""
+    """Receives the events of training; override the methods that you need."""
 
     def run_starts(self, run: RunStart) -> None:
-        """The first training step is about to come."""
+        """The first training step is about to begin."""
 
     def step_opens(self) -> None:
-        """A step is being opened: what happens from here on, its planning too, is part of it."""
+        """A step begins: all further events, those of its planning included, are part of it."""
 
     def step_starts(self, step: StepStart) -> None:
         """The first block of a step is about to run."""
@@ -100,25 +100,28 @@ class Subscriber:
         """The backward of a step is over."""
 
     def later_backward_over(self, later: LaterBackward) -> None:
-        """One more backward through the last step's graph is over."""
+        """Another backward through the last step's graph is over."""
 
     def learned(self, observation: StepObservation, *, anew: bool, seconds: float) -> None:
-        """More is known than before; nothing but this if `anew`. Learning took so many seconds."""
+        """An observation was learned, which took `seconds`.
+
+        If `anew`, all older observations were discarded.
+        """
 
     def timed(self, observation: StepObservation, regime: Hashable) -> None:
-        """The times of what was learned before, in this regime, are known now."""
+        """The times of an observation that was learned before, in this regime, are now known."""
 
     def regime_entered(self, regime: Hashable, cost_model: CostModel) -> None:
-        """From here on steps run in this regime, of which so much is known already."""
+        """Further steps run in this regime; `cost_model` contains what is known of it already."""
 
     def memory_ran_out(self) -> None:
-        """A block, or by `retry` a step, is run again because memory ran out."""
+        """Memory ran out: a block is run again, or by `retry` a step."""
 
     def step_retried(self) -> None:
-        """A step is run again as a whole; `memory_ran_out` has told of it before."""
+        """A whole step is run again; follows `memory_ran_out` for the same failure."""
 
     def noted(self, kind: str, text: str) -> None:
-        """Something that people should know has happened."""
+        """An event for the reader of a recording, in words."""
 
     def run_ends(self) -> None:
         """mimose is detached."""

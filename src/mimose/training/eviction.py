@@ -1,11 +1,11 @@
 """Evict instead of fail: drop kept activations when a step takes more memory than predicted.
 
-In steps whose prediction is not trusted, kept blocks hold their activations in frames of ours.
-Before each block's forward, before the head, and when the backward comes to each block, memory is
-read. If what is to come until the next look would not fit, kept activations are dropped, those
-first that cost the least time for each byte that comes free; their blocks are recomputed in the
-backward. Later is as cheap as sooner, and by then more is known. The idea is DTR's, at the level of
-blocks, and as a net under the plan.
+In steps whose prediction is not trusted, kept blocks hold their activations in frames of mimose.
+Memory is read before each block's forward, before the head, and when the backward reaches each
+block. If the expected rise until the next reading would not fit, kept activations are dropped, and
+their blocks are recomputed in the backward. Activations with the least recompute time per byte go
+first. Late eviction costs no more than early eviction, and more is known by then. The idea is
+DTR's, applied to whole blocks, as a safety net under the plan.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class _Held:
 class _Growth:
     """How much less than predicted the forwards of runs have added to the memory in use.
 
-    Predictions that are not trusted tend to be too high. Where the memory of a run has gone with
-    the growth of an earlier one in every observation, the evictor can expect less.
+    Predictions that are not trusted tend to be too high. If the memory of a run was proportional
+    to the growth of an earlier run in every observation, the evictor can expect less.
     """
 
     def __init__(self, proportions: Proportions) -> None:
@@ -47,19 +47,19 @@ class _Growth:
         self._levels: list[int] = []
         self._kept: list[bool] = []
         self._shortfalls: dict[int, int] = {}
-        """Bytes by which the growth of the run at a position was less than predicted."""
+        """By position of the run: the bytes by which it grew less than predicted."""
         self._last: tuple[int, int] | None = None
         self.came_free = 0
-        """Bytes that were evicted so far."""
+        """Bytes evicted so far."""
 
     def expect(self, profile: Profile, choices: list[Option]) -> None:
-        """Compare with this prediction from now on."""
+        """Compare further runs with this prediction."""
         starts, at_head, _ = levels(profile, choices)
         self._levels = [*starts, at_head]
         self._kept = [option is Option.KEEP for option in choices]
 
-    def comes_to(self, position: int, in_use_bytes: int) -> None:
-        """The forward of the run at this position begins; after the last run, the head."""
+    def reaches(self, position: int, in_use_bytes: int) -> None:
+        """The forward of the run at this position begins; after the last run, that of the head."""
         now, before = in_use_bytes + self.came_free, position - 1
         if self._last is not None and self._last[0] == before and self._kept[before]:
             expected = self._levels[position] - self._levels[before]
@@ -67,12 +67,12 @@ class _Growth:
         self._last = position, now
 
     def less_in_forward(self, position: int) -> int:
-        """By how much less than predicted the forward of a run will rise."""
+        """The bytes by which the forward of a run is expected to rise less than predicted."""
         slope = sum(self._proportions.forward[position : position + 1])
         return round(slope * self._shortfalls.get(position - 1, 0))
 
     def less_in_backward(self, position: int, *, evicted: bool) -> int:
-        """By how much less than predicted the backward of a run will rise."""
+        """The bytes by which the backward of a run is expected to rise less than predicted."""
         slopes = self._proportions.recompute if evicted else self._proportions.backward
         return round(sum(slopes[position : position + 1]) * self._shortfalls.get(position, 0))
 
@@ -80,7 +80,7 @@ class _Growth:
 class StepEvictor(Listener):
     """Evicts kept activations of one step.
 
-    It looks when the collector says so; if the step is not measured, it listens to blocks itself.
+    The collector calls `look`. If the step is not measured, the evictor listens to blocks itself.
     """
 
     measures = False
@@ -107,7 +107,7 @@ class StepEvictor(Listener):
         self.evicted: set[Run] = set()
 
     def follow(self, profile: Profile | None, choices: Mapping[Run, Option]) -> None:
-        """The step runs under this plan from now on."""
+        """Use these costs and choices from now on; runs that were evicted count as recomputed."""
         self._profile, self._choices = profile, dict(choices)
         self._choices.update(dict.fromkeys(self.evicted & choices.keys(), Option.RECOMPUTE))
         self._positions = {run: k for k, run in enumerate(choices)}
@@ -121,11 +121,11 @@ class StepEvictor(Listener):
             self._forward, self._head, self._backward = rises(self._profile, choices)
 
     def _position(self, run: int) -> int | None:
-        """Where in the plan the run of this number is."""
+        """The position in the plan of the run with this number; None if it is not in the plan."""
         return self._positions.get(self._runs[run])
 
     def run_begins(self, run: Run) -> int:
-        """A block's forward is about to start; the number of this run."""
+        """A block's forward is about to start. Returns the number of this run."""
         self._runs.append(run)
         number = len(self._runs) - 1
         if self._collector is None:
@@ -133,7 +133,7 @@ class StepEvictor(Listener):
         return number
 
     def before_head(self) -> None:
-        """The last run that the plan knows has returned."""
+        """The last run in the plan has returned."""
         if self._collector is None:
             self._look_now("head", -1)
 
@@ -150,22 +150,22 @@ class StepEvictor(Listener):
     def hold(self, run: int, frame: Frame) -> None:
         at = self._position(run)
         cost = None if self._profile is None or at is None else self._profile.runs[at]
-        price = cost.nanoseconds / max(1, cost.held) if cost is not None else 0.0
-        self._held.append(_Held(run, weakref.ref(frame), price))
+        nanoseconds_per_byte = cost.nanoseconds / max(1, cost.held) if cost is not None else 0.0
+        self._held.append(_Held(run, weakref.ref(frame), nanoseconds_per_byte))
 
     def look(self, where: str, run: int, in_use_bytes: int) -> bool:
-        """Evict if what is to come until the next look would not fit; whether anything was."""
+        """Evict if the rise until the next look would not fit; whether anything was evicted."""
         if self._profile is None or not self._held:
             return False
         if where == "head":
-            self._growth.comes_to(len(self._forward), in_use_bytes)
+            self._growth.reaches(len(self._forward), in_use_bytes)
             rise = self._head
         else:
             at = self._position(run)
             if at is None:
                 return False
             if where == "forward":
-                self._growth.comes_to(at, in_use_bytes)
+                self._growth.reaches(at, in_use_bytes)
                 rise = self._forward[at] - self._growth.less_in_forward(at)
             else:
                 evicted = self._runs[run] in self.evicted
@@ -174,11 +174,11 @@ class StepEvictor(Listener):
         return short > 0 and self._evict(short) > 0
 
     def make_room(self) -> bool:
-        """Memory ran out: evict everything that can be."""
+        """Memory ran out: evict everything that can be evicted; whether that freed memory."""
         return self._evict(None) > 0
 
     def _evict(self, wanted_bytes: int | None) -> int:
-        """Evict until so many bytes came free, or everything; how many did."""
+        """Evict until `wanted_bytes` are freed, or everything if None. Returns the freed bytes."""
         freed = 0
         for held in sorted(self._held, key=lambda held: (held.nanoseconds_per_byte, held.run)):
             if wanted_bytes is not None and freed >= wanted_bytes:

@@ -1,4 +1,4 @@
-"""All that is attached to a model: interceptors on it and on its blocks, and what watches them."""
+"""The interceptors on a model and on its blocks, and the detectors of changes to the model."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from mimose.interception import (
 from mimose.training.ranks import Agreement
 from mimose.training.rebuilt import Rebuilt
 
-_RANKS_EVERY = 16
-"""Steps after which it is asked again whether other ranks train, too."""
+_STEPS_BETWEEN_RANK_CHECKS = 16
+"""The number of steps between two checks of whether several ranks train."""
 
 
 class Owner(Director, RootOwner, Protocol):
-    """What is asked and told of a model's calls in training."""
+    """Decides how a model and its blocks are called in training."""
 
 
 class ModelHooks:
-    """Attached to one model; holds it weakly."""
+    """The hooks on one model; holds the model weakly."""
 
     def __init__(self, model: nn.Module, owner: Owner) -> None:
         self._owner = owner
@@ -37,9 +37,9 @@ class ModelHooks:
         self.attachment: Attachment | None = None
         self.agreement = Agreement([])
         self._rebuilt: Rebuilt | None = None
-        self._tripwire = BypassDetector(model, [])
-        self._asked = 0
-        self._several = False
+        self._bypass_detector = BypassDetector(model, [])
+        self._steps = 0
+        self._of_several_ranks = False
 
     @property
     def model(self) -> nn.Module:
@@ -54,34 +54,34 @@ class ModelHooks:
         self.attachment = Attachment(self.model, blocks, self._owner)
         self.agreement = Agreement(self.attachment.interceptors)
         self._rebuilt = Rebuilt(self.model, self.attachment.interceptors)
-        self._tripwire = BypassDetector(self.model, blocks)
+        self._bypass_detector = BypassDetector(self.model, blocks)
         self._root.install()
 
     def detach(self) -> None:
-        """The model is as it was before."""
+        """Restore the model."""
         if self.attachment is not None:
             self.attachment.detach()
         self.attachment = self._rebuilt = None
         self.agreement = Agreement([])
-        self._tripwire.close()
+        self._bypass_detector.close()
         self._root.remove()
 
     def step_opens(self) -> None:
-        """A block is called in training: the model is not compiled as a whole."""
-        self._tripwire.close()
-        if self._asked % _RANKS_EVERY == 0:  # asking takes as long as a plan from the cache
-            self._several = is_distributed()
-        self._asked += 1
+        """A block was called in training, so the model is not compiled as a whole."""
+        self._bypass_detector.close()
+        if self._steps % _STEPS_BETWEEN_RANK_CHECKS == 0:  # takes as long as a cached plan
+            self._of_several_ranks = is_distributed()
+        self._steps += 1
 
     @property
     def of_several_ranks(self) -> bool:
-        return self._several
+        return self._of_several_ranks
 
     @property
     def must_agree(self) -> bool:
-        """Whether ranks must decide alike, because blocks issue collectives."""
-        return self._several and self.agreement.needed is not None
+        """Whether ranks must make the same decisions, because blocks issue collectives."""
+        return self._of_several_ranks and self.agreement.needed is not None
 
     def rebuilt_blocks(self) -> list[str]:
-        """The names of blocks that were exchanged for others since this was last asked."""
+        """The names of blocks that were replaced since the last call."""
         return [] if self._rebuilt is None else self._rebuilt.since_last()

@@ -1,4 +1,4 @@
-"""A model's use of host memory: how much there is, how fast it is reached, what came of it."""
+"""A model's use of host memory: its size, the speed of the link, and the resulting stalls."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mimose.planning import RecomputeAll
 from mimose.training.device_pace import DevicePace
 from mimose.units import text_of
 
-_LONG_RUN = 2_500_000
-"""Nanoseconds that a block's forward must take for its copies to be hidden behind others: queueing
-them takes the host about a millisecond."""
-_WORTH_PLANNING = 256 << 20
-"""Host memory from which on plans are made with what is pinned so far."""
+_LONG_FORWARD_NS = 2_500_000
+"""The nanoseconds from which on a block's forward is long enough to hide copies: queueing the
+copies of one block takes the host about a millisecond."""
+_ENOUGH_FOR_PLANS = 256 << 20
+"""Pinned bytes from which on plans use the host while more memory is being pinned."""
 _MOVING = frozenset(option for option in Option if option.moves)
 
 
 class HostUse:
-    """Knows the link to the host, as soon as a plan could use it."""
+    """Opens the link to the host when a plan could first use it, and learns its speed."""
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class HostUse:
         self._device, self._choices = device, choices
         self.speed = speed or LinkSpeed()
         self.memory: HostMemory | None = None
-        """The way to the host; None until a plan could use it."""
+        """The pinned memory and its copies; None until a plan could use them."""
         self.version = 0
-        """Changes with what plans should know of the link."""
+        """Increases when plans should be made again, because the link or the pace changed."""
         self.stalled_seconds = 0.0
         self.pace = DevicePace(Clock(device))
-        self._awaited_bytes = 0
-        """What plans would like to have, while it is being pinned."""
-        self._known_bytes = 0
-        """What was pinned when plans were last told so."""
+        self._requested_bytes = 0
+        """The bytes that plans have requested, while they are being pinned."""
+        self._bytes_at_version = 0
+        """The bytes that were pinned when plans were last made again because of pinning."""
         self._closed = False
 
     @property
@@ -57,7 +57,7 @@ class HostUse:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that have left the device so far."""
+        """Bytes moved from the device to the host so far."""
         return 0 if self.memory is None else self.memory.moved_bytes
 
     @property
@@ -68,16 +68,14 @@ class HostUse:
     def serves(self, profile: Profile, available_bytes: int) -> bool:
         """Whether a plan for this profile may gain by using the host.
 
-        Queueing the copies of a block takes the host time, which plans do not count, and how long
-        blocks really run must be known. Else the host is used only if nothing else fits.
+        Plans do not count the time that the host takes to queue copies. So unless blocks are known
+        to run long enough to hide it, the host is used only if recomputing everything does not fit.
         """
         if self._device.type != "cuda":
             return True
-        times, share = (
-            [run.nanoseconds for run in profile.runs if not run.fixed],
-            self.pace.of(profile),
-        )
-        if share is not None and times and statistics.median(times) * share >= _LONG_RUN:
+        times = [run.nanoseconds for run in profile.runs if not run.fixed]
+        share = self.pace.of(profile)
+        if share is not None and times and statistics.median(times) * share >= _LONG_FORWARD_NS:
             return True
         return not RecomputeAll().plan(profile, available_bytes).fits
 
@@ -89,14 +87,14 @@ class HostUse:
         return replace(profile, link=self.link(trusted=trusted))
 
     def wants_time_of(self, size: InputSize) -> bool:
-        """Whether to time the forward of a step that begins now, and moves nothing."""
+        """Whether to time the forward of a step of this size that moves nothing."""
         return self.possible and self._device.type == "cuda" and self.pace.is_new(size)
 
     def link(self, *, trusted: bool) -> Link | None:
-        """The link for a plan; None if it must do without.
+        """The link for a plan, opened if need be; None if the plan must not use the host.
 
-        Where predictions are not trusted, kept activations must be there to be evicted, and blocks
-        are measured: only the inputs of recomputed blocks may move.
+        If predictions are not trusted, kept activations must stay on the device, where they can be
+        evicted and measured: only the inputs of recomputed blocks may move.
         """
         if self.possible and self.memory is None and not self._closed:
             self._begin()
@@ -107,18 +105,18 @@ class HostUse:
 
     @property
     def known_link(self) -> Link | None:
-        """The link as plans use it now, without asking for one; None if they do without."""
+        """The link that plans use now, without opening one; None if they do not use the host."""
         if self.memory is None or not self.possible or not self.speed.known:
             return None
         return Link(self.speed.to_host, self.speed.from_host, self.limit_bytes, self._choices)
 
     def only_what_is_there(self, link: Link | None) -> Link | None:
-        """The link for a plan that makes do with the host memory that is pinned by now."""
+        """The link for a plan that uses only the host memory that is pinned already."""
         held = self.held_bytes
         return link._replace(host_bytes=held) if link is not None and held else None
 
     def begun(self) -> HostMemory | None:
-        """The way to the host, also if no plan has used it yet; None if there is none."""
+        """The host memory, opened even if no plan has used it yet; None if it must not be used."""
         self.link(trusted=False)
         return self.memory if self.possible else None
 
@@ -128,67 +126,69 @@ class HostUse:
         if not self.speed.known:
             self.speed.probe(self.memory)
         if not self.speed.known:
-            self._give_up("the first bytes could not be pinned")
+            self._stop("the first bytes could not be pinned")
 
     def has(self, host_bytes: int) -> bool:
-        """Whether so much host memory is pinned. If not, that begins, and training goes on."""
+        """Whether this much host memory is pinned. If not, start pinning it in the background."""
         if host_bytes <= self.held_bytes:
             return True
         assert self.memory is not None
         if not self.memory.arena.slow:
             return self.reserve(host_bytes)
-        self._awaited_bytes = max(self._awaited_bytes, min(host_bytes, self.limit_bytes))
-        with self._giving_up_if_refused():
-            self.memory.arena.prepare(self._awaited_bytes)
+        self._requested_bytes = max(self._requested_bytes, min(host_bytes, self.limit_bytes))
+        with self._stop_if_refused():
+            self.memory.arena.prepare(self._requested_bytes)
         return False
 
     def reserve(self, host_bytes: int) -> bool:
-        """Have so much host memory ready, and wait for it; whether it is."""
+        """Pin this much host memory, and wait for it; whether that succeeded."""
         if not host_bytes:
             return True
         assert self.memory is not None
-        with self._giving_up_if_refused():
+        with self._stop_if_refused():
             return self.memory.arena.reserve(host_bytes)
         return False
 
     @contextmanager
-    def _giving_up_if_refused(self) -> Iterator[None]:
+    def _stop_if_refused(self) -> Iterator[None]:
         try:
             yield
         except PinningError as error:
-            self._give_up(str(error))
+            self._stop(str(error))
 
-    def _give_up(self, problem: str) -> None:
-        asked, self.limit_bytes, self._awaited_bytes = self.limit_bytes, 0, 0
+    def _stop(self, problem: str) -> None:
+        asked, self.limit_bytes, self._requested_bytes = self.limit_bytes, 0, 0
         self.version += 1
         warn(
             f"host memory cannot be used for activations ({problem}); up to {text_of(asked)} were "
-            "allowed. Plans do without it. host_memory=0 says so in advance; a smaller "
+            "allowed. Plans do not use it. host_memory=0 avoids this warning; a smaller "
             "host_memory= or a higher limit on locked memory (ulimit -l) may help"
         )
 
     def read_times(self) -> None:
-        """Read what the copies of earlier steps have shown."""
+        """Learn from the copies and the timed forwards of earlier steps."""
         if self.memory is not None:
             times = self.memory.stream.times()
             self.stalled_seconds += times.stalled_seconds
             self.version += self.speed.learn(times)
         self.version += self.pace.read()
-        if self._awaited_bytes:
+        if self._requested_bytes:
             self._follow_pinning()
 
     def _follow_pinning(self) -> None:
-        """Let plans be made anew when there is twice as much host memory as they know of, or all
-        that they would like to have."""
-        there = self.has(self._awaited_bytes)
-        if there:
-            self._awaited_bytes = 0
-        if there or self.held_bytes >= max(2 * self._known_bytes, _WORTH_PLANNING):
-            self._known_bytes = self.held_bytes
+        """Have new plans made when enough host memory is pinned.
+
+        That is all that plans have requested, or twice as much as at the last change.
+        """
+        complete = self.has(self._requested_bytes)
+        if complete:
+            self._requested_bytes = 0
+        if complete or self.held_bytes >= max(2 * self._bytes_at_version, _ENOUGH_FOR_PLANS):
+            self._bytes_at_version = self.held_bytes
             self.version += 1
 
     def close(self) -> None:
-        """Give all host memory back."""
+        """Release all host memory."""
         self._closed = True
         if self.memory is not None:
             self.memory.close()

@@ -1,4 +1,4 @@
-"""What was learned, across runs: saved by `state_dict`, loaded before the first step."""
+"""The learned costs across runs: saved by `state_dict`, loaded before the first step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from mimose.training.scheduler import Scheduler
 
 FORMAT = 3
 _READABLE = (1, 2, FORMAT)
-"""Each format is that of the observations in it."""
+"""Formats that can be loaded. Each one is the format of the observations in it."""
 
 
 class LearnedState:
-    """The cost models, the verdicts on blocks and the speed of the link to the host, as plain
-    numbers and strings."""
+    """Saves and loads the cost models, the verdicts on blocks and the speed of the host link.
+
+    A state consists of plain numbers and strings.
+    """
 
     def __init__(self, scheduler: Scheduler, blocks: Sequence[str]) -> None:
         self._scheduler = scheduler
@@ -44,24 +46,24 @@ class LearnedState:
         interceptors: Sequence[BlockInterceptor],
         speed: LinkSpeed,
     ) -> None:
-        """The first training step comes: now it can be told whether what was loaded is of use."""
+        """The first training step begins: check the loaded state against the model, and use it."""
         self._identity = identity_of(model, self._blocks, device)
         self._speed = speed
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
-            self._take_in(loaded, interceptors)
+            self._use(loaded, interceptors)
 
     def load(self, state: Mapping[str, Any], interceptors: Sequence[BlockInterceptor]) -> None:
-        """Know what `to_plain` gave; refused with a warning if it is of something else."""
+        """Load the result of `to_plain`; a state of something else is refused with a warning."""
         if self._identity is not None:
-            self._take_in(state, interceptors)
+            self._use(state, interceptors)
         elif (reason := difference(state, {})) is None:
             self._loaded = state
-        else:  # whatever model it is for
+        else:  # unusable for any model
             _refuse(reason)
 
     def to_plain(self, interceptors: Sequence[BlockInterceptor]) -> dict[str, Any]:
-        """What was learned, in plain numbers and strings."""
+        """The learned costs, as plain numbers and strings."""
         if self._identity is None:
             return dict(self._loaded) if self._loaded is not None else {"format": FORMAT}
         return {
@@ -73,18 +75,18 @@ class LearnedState:
         }
 
     def detach(self, interceptors: Sequence[BlockInterceptor]) -> None:
-        """Keep the verdicts on blocks that are about to be released."""
+        """Store the verdicts on blocks before their interceptors are removed."""
         self._verdicts = [interceptor.verdict for interceptor in interceptors]
 
-    def _take_in(self, state: Mapping[str, Any], interceptors: Sequence[BlockInterceptor]) -> None:
+    def _use(self, state: Mapping[str, Any], interceptors: Sequence[BlockInterceptor]) -> None:
         assert self._identity is not None
         try:
             reason = difference(state, self._identity)
-            if reason is None and "identity" in state:  # else nothing had been learned
+            if reason is None and "identity" in state:  # without one, nothing was learned
                 link = LinkSpeed()
                 if "link" in state:
                     link.adopt(*state["link"])
-                _believe(state.get("blocks", []), interceptors)
+                _adopt_verdicts(state.get("blocks", []), interceptors)
                 self._scheduler.take_in(state["chapters"], len(self._blocks))
                 if link.known:
                     self._speed.adopt(*link.speeds)
@@ -95,14 +97,16 @@ class LearnedState:
 
 
 def _refuse(reason: str) -> None:
-    warn(f"the loaded state_dict cannot be used: {reason}. Costs are measured anew")
+    warn(f"the loaded state_dict cannot be used: {reason}. Costs are measured again")
 
 
-def _believe(
+def _adopt_verdicts(
     verdicts: Sequence[Mapping[str, Any] | None], interceptors: Sequence[BlockInterceptor]
 ) -> None:
-    """Blocks need not be tried again; on several ranks they do, to see which issue
-    collectives."""
+    """Use the saved verdicts instead of trying the blocks again.
+
+    Several ranks try them again, to detect which blocks issue collectives.
+    """
     if is_distributed():
         return
     for interceptor, verdict in zip(interceptors, verdicts, strict=False):
@@ -111,7 +115,7 @@ def _believe(
 
 
 def identity_of(model: nn.Module, blocks: Sequence[str], device: torch.device) -> dict[str, Any]:
-    """What must be the same for learned costs to hold, as plain numbers and strings."""
+    """The properties that learned costs depend on, as plain numbers and strings."""
     shapes = [(tuple(p.shape), str(p.dtype)) for p in model.parameters()]
     kinds = [type(module).__name__ for module in model.modules()]
     return {
@@ -124,7 +128,7 @@ def identity_of(model: nn.Module, blocks: Sequence[str], device: torch.device) -
 
 
 def difference(state: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:
-    """Why saved state cannot be used for a model of this identity; None if it can."""
+    """Why a saved state cannot be used for a model of this identity; None if it can."""
     if "format" not in state:
         return f"it is not the result of handle.state_dict(){_hint(state)}"
     if state["format"] not in _READABLE:
@@ -139,7 +143,7 @@ def difference(state: Mapping[str, Any], present: Mapping[str, Any]) -> str | No
 
 
 def _hint(state: Mapping[str, Any]) -> str:
-    """Where in a checkpoint the state is, if it is there."""
+    """Names the entry of a checkpoint that contains the state, if there is one."""
     for name, value in state.items():
         if isinstance(value, Mapping) and value.get("format") in _READABLE:
             return f", but contains one at {name!r}: pass that one"

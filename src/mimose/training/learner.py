@@ -1,4 +1,4 @@
-"""What steps teach: their costs to the cost model, their peaks to the reserve and subscribers."""
+"""Learns from finished steps, and reports them to subscribers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mimose.training.step import Step
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run has come."""
+    """The progress of a run."""
 
     steps: int = 0
     observed_steps: int = 0
     peak_bytes: int = 0
     """The highest memory in use so far."""
     base_bytes: int = 0
-    """In use when the last step started."""
+    """Memory in use when the last step started."""
 
     def step_starts(self, reading: Reading) -> None:
         self.note_peak(reading.peak if self.steps else reading.in_use)
@@ -37,7 +37,10 @@ class Progress:
 
 
 class Learner:
-    """Learns from the steps of one model when they are over."""
+    """Learns from the steps of one model when they are over.
+
+    Costs go to the cost model, peaks to the reserve.
+    """
 
     def __init__(
         self,
@@ -53,14 +56,14 @@ class Learner:
         self._allocator = allocator
         self._block_count = block_count
         self._pending = PendingObservations()
-        self._learns_anew = False
+        self._restarted = False
         self.progress = Progress()
 
     def begin_anew(self) -> None:
-        """What was learned so far does not hold any longer; what is still to be read, neither."""
+        """Discard all that was learned, and the observations that were not read yet."""
         self.read_observations(None)
         self._scheduler.forget()
-        self._learns_anew = True
+        self._restarted = True
 
     def step_over(self, step: Step, setting: Setting) -> None:
         """The backward of a step is over."""
@@ -77,8 +80,8 @@ class Learner:
                 setting.history.learn_reserve(reading, real or step.predicted_peak)
         expected = self._scheduler.cost_model.retained.note(step.backward.retained)
         if expected and not step.after_broken:
-            seen = real is not None and step.nesting.told_of_others
-            rise = real - step.start.in_use if seen and real else None
+            predicted = real is not None and step.nesting.told_of_others
+            rise = real - step.start.in_use if predicted and real else None
             limit = setting.budget_bytes - setting.reserve.bytes
             self._scheduler.step_over(step, rise, limit)
 
@@ -95,12 +98,12 @@ class Learner:
         if collector.gradients_allocated is not None:
             cost_model.note_gradients(*collector.gradients_allocated, allocates=gradients.most)
         teaches = step.evictor is not None and step.nesting.alone
-        # A step that took more than the upper end of what was measured tells something in any case.
+        # A peak above the prediction, the upper end of what was measured, is always informative.
         if step.observed or teaches or readings.peak > step.predicted_peak:
             self._pending.add(step)
 
     def later_backward_over(self, step: Step, setting: Setting) -> None:
-        """One more backward through a step's graph is done: its peak is the step's, too."""
+        """Another backward through a step's graph is over; its peak counts for the step."""
         reading = setting.meter.read()
         self.progress.note_peak(reading.peak)
         planned = step.collector is None
@@ -120,7 +123,7 @@ class Learner:
             self._scheduler.later_backward_over(step.predicted_peak, real, key.later_bytes)
 
     def read_observations(self, setting: Setting | None) -> None:
-        """Learn from observed steps at once; take their times in when the device can tell."""
+        """Learn from new observed steps, and from times that the device has measured since."""
         if not self._pending:
             return
         for pending in self._pending.new():
@@ -142,12 +145,12 @@ class Learner:
 
     def _learn(self, observation: StepObservation, setting: Setting | None) -> None:
         was_ready, began = self._scheduler.cost_model.ready, time.perf_counter()
-        void = self._scheduler.learn(observation)
+        invalidated = self._scheduler.learn(observation)
         seconds = time.perf_counter() - began
-        self._events.learned(observation, anew=void or self._learns_anew, seconds=seconds)
-        self._learns_anew = False
-        if void:
-            self._notifications.changed(f"input {observation.size} takes more or less than it did")
+        self._events.learned(observation, anew=invalidated or self._restarted, seconds=seconds)
+        self._restarted = False
+        if invalidated:
+            self._notifications.changed(f"input {observation.size} costs more or less than before")
         elif self._scheduler.cost_model.ready and not was_ready and setting is not None:
             reason = self._allocator.reason_not_configured
             observed = self.progress.observed_steps

@@ -1,4 +1,4 @@
-"""In which regime a step runs."""
+"""Detects the regime in which a step runs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _is_trained = operator.attrgetter("requires_grad")
 
 
 class Lookout:
-    """Sees in which regime a step runs, in a few microseconds."""
+    """Detects the present regime in a few microseconds."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._sample = _sample_of(list(model.parameters()))
         self._configs = _configs_of(model)
         self._device = device.type
         self._last: tuple[Any, Regime] | None = None
-        """What the last one was told by, and it."""
+        """The signs that the last regime was derived from, and that regime."""
 
     def regime(self) -> Regime:
-        """The present one; the same object for as long as it stays."""
+        """The present regime; the same object until it changes."""
         autocast = None
         if torch.is_autocast_enabled(self._device):
             autocast = torch.get_autocast_dtype(self._device)
@@ -50,14 +50,14 @@ def _regime_of(
 
 
 def _sample_of(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
-    """Some from everywhere, so that a layer is not missed, and those that weigh the most."""
+    """Parameters spread over the whole model, so that no layer is missed, and the largest ones."""
     largest = set(sorted(parameters, key=lambda p: -p.numel())[:_LARGEST])
     every = max(1, -(-len(parameters) // _SAMPLE))
     return [p for i, p in enumerate(parameters) if i % every == 0 or p in largest]
 
 
 def _configs_of(model: nn.Module) -> list[Any]:
-    """The configurations that name an attention implementation: one, or one for each part."""
+    """The configs that name an attention implementation: one, or one for each part of a model."""
     configs = (getattr(module, "config", None) for module in model.modules())
     named = {id(c): c for c in configs if hasattr(c, "_attn_implementation")}
     return list(named.values())

@@ -1,4 +1,4 @@
-"""How a step lies among those of other handles."""
+"""The relation of a step to the open steps of other handles."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ if TYPE_CHECKING:
 
 
 class Nesting:
-    """What one step has to do with the open steps of other handles."""
+    """How one step is nested in the open steps of other handles, and they in it."""
 
     def __init__(self) -> None:
         self.alone = True
         """Whether no other handle is attached."""
         self.interrupted = False
-        """Whether the step around this one went on before this one was through."""
+        """Whether the outer step continued before this step was over."""
         self.interrupts = False
-        """Whether this step went on before one inside of it was through."""
+        """Whether this step continued before an inner step was over."""
         self.told_of_others = True
-        """Whether the steps that this one lies inside of have predictions, too."""
+        """Whether all outer steps have predictions."""
         self.others_peak = 0
-        """The highest peak that open steps of other handles are predicted to have."""
+        """The highest predicted peak of the open steps of other handles."""
         self.inner: list[weakref.ref[Step]] = []
-        """The steps of other handles that began since this one last ran."""
+        """The steps of other handles that began since this step last ran."""
 
     def contains(self, step: Step) -> None:
         """The step of another handle begins while this one waits for its backward."""
         self.inner.append(weakref.ref(step))
 
     def goes_on(self) -> list[Step]:
-        """The inner steps that began since this one last ran, and are alive."""
+        """Clear `inner`, as this step runs again; returns the inner steps that are alive."""
         inner, self.inner = self.inner, []
         return [step for ref in inner if (step := ref()) is not None]

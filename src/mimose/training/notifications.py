@@ -1,4 +1,4 @@
-"""Say what people should know: in the log, as warnings, and in the recording."""
+"""Messages to the user: in the log, as warnings, and in the recording."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from mimose.units import Budget, text_of
 
 log = logging.getLogger("mimose")
 
-
 _LITTLE = 0.1
-"""Where recomputing saves less than this share of a step's memory, its blocks are not worth it."""
+"""If recomputing saves less than this share of a step's memory, other blocks may save more."""
 
 
-def _if_little_is_saved(plan: Plan, profile: Profile | None) -> str:
-    """That the blocks are not where the memory goes, where a plan saves next to nothing."""
+def _hint_at_other_blocks(plan: Plan, profile: Profile | None) -> str:
+    """A hint to select other blocks, if recomputing saves less than `_LITTLE`; else empty."""
     if profile is None:
         return ""
     all_kept = peak(profile, [Option.KEEP] * len(plan.choices))
@@ -37,20 +36,20 @@ def _if_little_is_saved(plan: Plan, profile: Profile | None) -> str:
 
 
 class Notifications:
-    """Tells of a run's turns, each in the place where people look for it."""
+    """Reports the important events of a run."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self._said_too_little = False
+        self._warned_too_little = False
 
     def attached(self, model: str, blocks: str, budget: Budget, device: torch.device) -> None:
-        """mimose is on a model from now on."""
+        """mimose was attached to a model."""
         log.info("mimose is attached to %s: %s, budget %s, on %s", model, blocks, budget, device)
 
     def planning_begins(
         self, setting: Setting, blocks: int, observed_steps: int, allocator_left: str | None
     ) -> None:
-        """Sizes that were never seen can be predicted from now on."""
+        """Sizes that were never observed can be predicted from now on."""
         self._events.noted("planning", f"{observed_steps} steps were observed")
         log.info(
             "mimose plans from now on: %d blocks, %d steps observed, budget %s, reserve %s",
@@ -75,30 +74,30 @@ class Notifications:
         in_use_bytes: int,
         profile: Profile | None = None,
     ) -> None:
-        """Once, if not even this plan fits."""
-        if self._said_too_little or plan.fits:  # maybe by what real peaks have taught
+        """Warn once, if even this plan does not fit."""
+        if self._warned_too_little or plan.fits:  # it may fit thanks to earlier peaks
             return
-        # What is only wider than a margin for noise may still fit, as a rule it does; and the
-        # reserve is larger while little is known.
+        # A plan that exceeds only the margin for noise usually fits after all. The present reserve
+        # may be larger than its minimum because little has been learned.
         if plan.peak_bytes <= setting.budget_bytes - setting.reserve.minimum_bytes - in_use_bytes:
             return
-        self._said_too_little = True
+        self._warned_too_little = True
         if in_use_bytes >= setting.budget_bytes - setting.reserve.minimum_bytes:
-            self._tell_that_none_fits(setting, in_use_bytes)
+            self._warn_that_none_fits(setting, in_use_bytes)
             return
-        does = "under this plan" if plan.kept else "with every block recomputed"
+        how = "under this plan" if plan.kept else "with every block recomputed"
         needed = in_use_bytes + plan.peak_bytes
         missing = needed - (setting.budget_bytes - setting.reserve.minimum_bytes)
         message = (
-            f"input {size} needs {text_of(needed)} {does}, {text_of(missing)} more than the budget "
+            f"input {size} needs {text_of(needed)} {how}, {text_of(missing)} more than the budget "
             f"of {text_of(setting.budget_bytes)} leaves after its reserve of "
             f"{text_of(setting.reserve.minimum_bytes)}: raise memory_budget or shorten the batch"
-            f"{_if_little_is_saved(plan, profile)}. Training continues"
+            f"{_hint_at_other_blocks(plan, profile)}. Training continues"
         )
         self._events.noted("budget too small", message)
         warn(message)
 
-    def _tell_that_none_fits(self, setting: Setting, in_use_bytes: int) -> None:
+    def _warn_that_none_fits(self, setting: Setting, in_use_bytes: int) -> None:
         message = (
             f"{text_of(in_use_bytes)} are in use before the first block runs (parameters, "
             f"optimizer state, the batch), but the budget is {text_of(setting.budget_bytes)}: no "
@@ -108,15 +107,15 @@ class Notifications:
         warn(message)
 
     def changed(self, what: str) -> None:
-        """What was learned does not hold any more: it is observed anew."""
+        """The learned costs are no longer valid, and are observed again."""
         log.info("mimose: %s", what)
         self._events.noted("regime", what)
 
     def ran_out(self, size: InputSize | None, why: str, what_now: str) -> None:
-        """A step has run out of memory."""
+        """A step ran out of memory."""
         log.warning("mimose: memory ran out at input %s; %s", size, what_now)
         self._events.noted("recovery", why)
 
     def recomputed_instead(self, block: str) -> None:
-        """A block ran out of memory in its forward, and runs again without keeping anything."""
+        """A block ran out of memory in its forward, and is recomputed instead of kept."""
         self._events.noted("recovery", f"block {block} ran out of memory and is recomputed")

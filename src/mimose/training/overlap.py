@@ -1,15 +1,15 @@
-"""Steps of several handles that are open at once, as those of a GAN are.
+"""Steps of several handles that are open at the same time, as in a GAN.
 
-The discriminator's step lies inside of the generator's: it begins after the generator's forward and
-is through before the generator's backward. What one of them keeps is memory that the other finds.
-So that each can plan for itself:
+The discriminator's step lies inside the generator's step: it begins after the generator's forward
+and ends before the generator's backward. Memory that one step keeps is in use during the other. So
+that each handle can plan on its own:
 
-- A step inside of one that is observed keeps nothing. The outer one then measures the inner one at
-  its least, and its plan leaves room for that; the inner one keeps what fits into the rest.
-- The outer one's backward is no part of what the inner one costs: its own plan counts for that.
-- Both are expected to peak where the higher of their predictions does.
-- Where the outer one goes on before the inner one's backward is through (two losses, one backward
-  after the other), what the inner one keeps comes on top of all that the outer one does.
+- A step inside an observed step keeps nothing. The outer step then measures the least memory of the
+  inner one, and its plan leaves room for that. The inner step keeps what fits into the rest.
+- The outer step's backward does not count for the inner step; the outer plan accounts for it.
+- Both steps are expected to reach the higher of their predicted peaks.
+- If the outer step continues before the inner step's backward is over (two losses, one backward
+  after the other), the memory kept by the inner step is added to everything the outer step does.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ import torch
 
 from mimose.training.step import Step
 
-_GIVEN_UP = 16
-"""After how many steps in a row without a backward a handle's next ones are not waited for."""
+_STEPS_WITHOUT_BACKWARD = 16
+"""After this many consecutive steps without a backward, other handles no longer count this handle's
+open step as waiting."""
 
 
 class Overlap:
-    """One handle's open step among those of the others."""
+    """Relates one handle's open step to the open steps of other handles."""
 
     _all: ClassVar[set[weakref.ref[Overlap]]] = set()
-    """Those of all handles that train. Not a WeakSet, whose length takes time in every step."""
+    """The instances of all handles that train. Not a WeakSet, because its `len` is slow."""
 
     def __init__(self) -> None:
         self._step: Step | None = None
         self._device: torch.device | None = None
         self._without_backward = 0
         self._interrupted = False
-        """Whether steps of others have gone on amid one of this handle, so that they may again."""
+        """Whether an outer step has continued during a step of this handle, and so may again."""
         self.interrupts = False
-        """Whether a step of this handle has gone on amid one of others."""
+        """Whether a step of this handle has continued during an inner step of another handle."""
 
     def around(self, device: torch.device) -> list[Step]:
-        """The steps of others that wait for their backward while one of this handle begins."""
+        """A step of this handle begins: the steps of other handles that wait for their backward."""
         self._close()
         if self._device != device:
             self._device = device
@@ -57,12 +58,12 @@ class Overlap:
     @property
     def _waiting(self) -> Step | None:
         step = self._step
-        if step is None or self._without_backward >= _GIVEN_UP:
+        if step is None or self._without_backward >= _STEPS_WITHOUT_BACKWARD:
             return None
         return None if step.over or step.backward.blind or step.abandoned else step
 
     def opened(self, step: Step, around: Sequence[Step]) -> None:
-        """A step of this handle has begun inside of these."""
+        """A step of this handle has begun inside these outer steps."""
         self._step = step
         step.nesting.alone = len(self._all) == 1
         for outer in around:
@@ -72,21 +73,21 @@ class Overlap:
             self.share_predictions(step)
 
     def share_predictions(self, step: Step) -> None:
-        """Steps that are open at once peak where the highest of them does."""
+        """Steps that are open at the same time share the highest of their predicted peaks."""
         for other in self._of_others():
             if predicts(other):
                 other.nesting.others_peak = max(other.nesting.others_peak, step.own_peak)
                 step.nesting.others_peak = max(step.nesting.others_peak, other.own_peak)
 
     def beside_bytes(self, around: Sequence[Step], in_use: int) -> int:
-        """What the steps of others may add to a step, while it is open, to what is in use now."""
+        """Bytes that steps of other handles may add to the memory in use while a step is open."""
         if not (around and self._interrupted):
             return 0
         peaks = [step.own_peak for step in around if predicts(step)]
         return max(0, max(peaks, default=0) - in_use)
 
     def leave(self) -> None:
-        """The handle is detached."""
+        """Stop relating steps, as the handle is detached."""
         self._close()
         self._device = None
         self._all.discard(weakref.ref(self))
@@ -100,5 +101,5 @@ class Overlap:
 
 
 def predicts(step: Step) -> bool:
-    """Whether it is known how far a step will rise."""
+    """Whether the peak of a step is predicted."""
     return step.has_plan and not step.observed

@@ -1,8 +1,8 @@
-"""Observed steps that are still to be learned from: their bytes at once, their times later.
+"""Observed steps that were not learned from yet: their bytes at once, their times later.
 
-A device tells how long something took only once it has done it, and training does not wait. So a
-step is learned from with bytes in the place of times, and its times are added later, to the cost
-model that learned from it, whatever regime training is in by then.
+Times are known only when the device has finished, and training does not wait for that. So a step is
+first learned from with bytes in place of times. Its times are added later to the same cost model,
+even if the regime has changed since.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mimose.training.step import Step
 
 @dataclass(slots=True)
 class PendingObservation:
-    """One observed step, and where what it taught went."""
+    """One observed step, and the cost model and regime that learned from it."""
 
     step: Step
     cost_model: CostModel | None = None
@@ -30,17 +30,17 @@ class PendingObservation:
         return self.step.collector
 
     def observation(self) -> StepObservation | None:
-        """What was measured, as far as it is known by now."""
+        """The observation, as far as it has been measured by now."""
         return self.collector.observation(self.step.size)
 
     def replaces(self, older: PendingObservation) -> bool:
-        """Whether what was learned from an older observation was discarded for this one."""
+        """Whether this observation has replaced an older one in the cost model."""
         same = older.cost_model is self.cost_model and older.step.size == self.step.size
         return same and older.collector.pattern == self.collector.pattern
 
 
 class PendingObservations:
-    """The steps that are not learned from, or not timed."""
+    """The observed steps that were not learned from yet, or whose times are not known yet."""
 
     def __init__(self) -> None:
         self._open: list[PendingObservation] = []
@@ -53,19 +53,19 @@ class PendingObservations:
         self._open.append(PendingObservation(step))
 
     def new(self) -> Iterator[PendingObservation]:
-        """Those to learn from; the caller notes the cost model that each one went into."""
+        """Observations to learn from; the caller sets the cost model that has learned from each."""
         for pending in [one for one in self._open if one.cost_model is None]:
             self._open.remove(pending)
             timed = pending.collector.timed
             yield pending
-            if pending.cost_model is None:  # nothing was to be learned from it
+            if pending.cost_model is None:  # there was nothing to learn
                 continue
             self._open = [one for one in self._open if not pending.replaces(one)]
             if not timed:
                 self._open.append(pending)
 
     def late(self) -> Iterator[PendingObservation]:
-        """Those that were learned from without their times, which are known now."""
+        """Observations that were learned from without their times, which are known now."""
         for pending in [one for one in self._open if one.cost_model is not None]:
             if pending.collector.timed:
                 self._open.remove(pending)

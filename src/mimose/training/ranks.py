@@ -1,11 +1,11 @@
-"""Several processes train one model: where they must decide alike, and where one may act alone.
+"""Several processes train one model: when they must make the same decisions.
 
-As a rule each rank plans for its own batch. A recomputed block only repeats arithmetic, and DDP and
-FSDP2 issue the same collectives in the same order whatever is recomputed. It is different where a
-block's forward issues collectives itself: synchronized norms, tensor- or expert-parallel layers,
-FSDP units inside the block. Its recompute issues them again, and a rank that recomputes would wait
-for one that keeps. There the ranks agree first: a block is recomputed everywhere if one rank needs
-it, and a step is observed everywhere if one rank must.
+Usually each rank plans for its own batch. A recompute only repeats arithmetic, and DDP and FSDP2
+issue the same collectives in the same order whatever is recomputed. But if a block's forward issues
+collectives (synchronized norms, tensor- or expert-parallel layers, FSDP units inside the block),
+its recompute issues them again, and a rank that recomputes would wait for one that keeps. Then the
+ranks agree first: a block is recomputed on all ranks if one rank needs that, and a step is observed
+on all ranks if one rank must observe it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 
 class Agreement:
-    """Makes ranks recompute the same blocks, where a recompute speaks to other ranks.
+    """Makes ranks recompute the same blocks, if a recompute issues collectives.
 
-    One small all-reduce a step among those ranks, on the CPU, in a gloo group of its own: no GPU
-    waits for it. A block is recomputed on all of them if the plan of one says so; a step is
-    observed on all if one must observe; a block that one cannot recompute none recomputes.
+    This takes one small all-reduce per step among the ranks of these collectives. It runs on the
+    CPU, in its own gloo group, so no GPU waits for it. A block is recomputed on all of these ranks
+    if the plan of one recomputes it. A step is observed on all if one must observe it. A block that
+    one rank cannot recompute is recomputed on none.
     """
 
     def __init__(self, interceptors: Sequence[BlockInterceptor]) -> None:
@@ -39,61 +40,64 @@ class Agreement:
 
     @property
     def untried(self) -> bool:
-        """Whether no block has run yet, so that it is unknown which of them issue collectives."""
+        """Whether no block has run yet, so that it is unknown which blocks issue collectives."""
         return all(interceptor.trusted is None for interceptor in self._interceptors)
 
     @property
     def needed(self) -> str | None:
-        """Why ranks must decide alike, in words; None where each may decide for itself."""
+        """Why ranks must make the same decisions, in words; None if each may decide for itself."""
         for interceptor in self._interceptors:
             if interceptor.collective_ranks:
                 return f"block {interceptor.name!r} {_in_words(interceptor.module)}"
         return None
 
     def agree(self, choices: Mapping[Run, Option] | None) -> dict[Run, Option] | None:
-        """What this rank's runs do; None if the step is observed.
+        """The choices for this rank's runs; None if the step is observed.
 
-        All ranks recompute the same runs. Whether bytes of a run wait in host memory is no concern
-        of other ranks.
+        All ranks recompute the same runs. Each rank decides alone which bytes wait in host memory.
 
-        `choices` is what this rank would do by itself, None if it would observe. All ranks that
-        take part in each other's collectives must come here at the same point of their programs.
+        `choices` are those that this rank would make on its own, None if it would observe. All
+        ranks that share collectives must call this at the same point of their programs.
         """
         count = len(self._interceptors)
-        common = self._largest(self._vector(choices))
+        common = self._maximum_over_ranks(self._vector(choices))
         observe, distrusted, untried, numbers = _split(common, 1, count, count, count * _RUNS)
-        self._follow(distrusted, untried)
+        self._adopt_verdicts(distrusted, untried)
         if observe[0]:
             return None
         return {
-            run: Option.RECOMPUTE if numbers[_place(run)] and not own.recomputes else own
+            run: Option.RECOMPUTE if numbers[_position(run)] and not own.recomputes else own
             for run, own in (choices or {}).items()
         }
 
     def any(self, flag: bool) -> bool:
-        """Whether it holds on one of the ranks."""
-        return bool(self._largest([int(flag)])[0])
+        """Whether the flag is set on at least one of the ranks."""
+        return bool(self._maximum_over_ranks([int(flag)])[0])
 
     def _vector(self, choices: Mapping[Run, Option] | None) -> list[int]:
-        numbers = [1] * (len(self._interceptors) * _RUNS)  # runs that no plan knows are recomputed
+        numbers = [1] * (
+            len(self._interceptors) * _RUNS
+        )  # runs outside of all plans are recomputed
         for run in choices or ():
-            numbers[_place(run)] = 0
+            numbers[_position(run)] = 0
         for run, option in (choices or {}).items():
-            numbers[_place(run)] |= option.recomputes
+            numbers[_position(run)] |= option.recomputes
         distrusted = [int(interceptor.trusted is False) for interceptor in self._interceptors]
         untried = [int(interceptor.trusted is None) for interceptor in self._interceptors]
         return [int(choices is None), *distrusted, *untried, *numbers]
 
-    def _largest(self, own: list[int]) -> list[int]:
-        """The largest of each number over the ranks."""
+    def _maximum_over_ranks(self, own: list[int]) -> list[int]:
+        """The maximum of each number over the ranks."""
         if self._group is None:
-            self._group = self._meet()
-        numbers = torch.tensor(own, dtype=torch.int32, device="cpu")  # whatever the default is
+            self._group = self._new_group()
+        numbers = torch.tensor(
+            own, dtype=torch.int32, device="cpu"
+        )  # the default device may be another
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group)
         common: list[int] = numbers.tolist()
         return common
 
-    def _meet(self) -> Any:
+    def _new_group(self) -> Any:
         ranks = sorted(
             frozenset().union(*(interceptor.collective_ranks for interceptor in self._interceptors))
         )
@@ -109,8 +113,12 @@ class Agreement:
             )
         return group
 
-    def _follow(self, distrusted: list[int], untried: list[int]) -> None:
-        """What one rank cannot recompute none does; what one has not tried all try again."""
+    def _adopt_verdicts(self, distrusted: list[int], untried: list[int]) -> None:
+        """Adopt the verdicts of other ranks.
+
+        A block that one rank cannot recompute is recomputed on none; a block that one rank has not
+        tried is tried again on all.
+        """
         for interceptor, bad, new in zip(self._interceptors, distrusted, untried, strict=True):
             if bad:
                 interceptor.follow(False)
@@ -119,10 +127,10 @@ class Agreement:
 
 
 _RUNS = 16
-"""Runs of one block in a step that are told apart; later ones share the last place."""
+"""The number of runs of one block that are distinguished; later ones share the last position."""
 
 
-def _place(run: Run) -> int:
+def _position(run: Run) -> int:
     index, nth = run
     return index * _RUNS + min(nth, _RUNS - 1)
 
@@ -136,7 +144,7 @@ def _split(numbers: list[int], *lengths: int) -> list[list[int]]:
 
 
 def _in_words(block: nn.Module) -> str:
-    """What makes a block communicate with other ranks, as far as its structure tells."""
+    """Why a block communicates with other ranks, in words; derived from its structure."""
     if any(isinstance(part, nn.SyncBatchNorm) for part in block.modules()):
         return "contains SyncBatchNorm, which exchanges statistics with other ranks"
     if any(type(part).__name__ == "FullyShardedDataParallel" for part in block.modules()):
@@ -147,10 +155,10 @@ def _in_words(block: nn.Module) -> str:
 
 
 def why_not_alone(collectives: CollectivesIssued, *, in_forward: bool) -> str | None:
-    """Why this rank must not run a step that has failed once more by itself; None if it may.
+    """Why this rank must not retry a failed step on its own; None if it may.
 
-    `collectives` was made when the step began. As long as the rank has issued no collective, the
-    others cannot tell its second try from its first: they wait for it in their backward.
+    `collectives` was created when the step began. As long as this rank has issued no collective,
+    a retry makes no difference to the other ranks: they wait for it in their backward.
     """
     if not is_distributed():
         return None

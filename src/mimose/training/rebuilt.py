@@ -1,7 +1,7 @@
-"""Notice that blocks were rebuilt in mid-run: they, or modules in them, were exchanged for others.
+"""Detects blocks that were rebuilt during a run: replaced, or with replaced modules inside.
 
-What was learned of them does not hold for what they are now. PyTorch tells when a module is put
-into another one; only then, and now and then, is the model looked at, so that steps do not wait.
+Their learned costs are no longer valid. PyTorch calls a hook when a module is registered in another
+one. To save time, the model is checked only after that, and otherwise every 64th time.
 """
 
 from __future__ import annotations
@@ -15,48 +15,51 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from mimose.interception import BlockInterceptor
 
-_NOW_AND_THEN = 64
-"""Steps after which blocks are looked at although nothing was told: `_modules` may be written."""
+_CALLS_BETWEEN_CHECKS = 64
+"""Blocks are checked after this many calls even without a registration, since code may write to
+`_modules` directly."""
 
 
 class Rebuilt:
-    """Tells which blocks were rebuilt since it was last asked; seats of exchanged ones move."""
+    """Reports which blocks were replaced since the last call, and moves their interceptors to the
+    new modules."""
 
     def __init__(self, model: nn.Module, interceptors: Sequence[BlockInterceptor]) -> None:
         self._model = weakref.ref(model)
         self._interceptors = interceptors
         self._parts = [_parts_of(interceptor.module) for interceptor in interceptors]
-        self._told = False
-        self._asked = 0
+        self._registered = False
+        self._calls = 0
         own = weakref.ref(self)
 
-        def tell(*_: Any) -> None:
+        def note_registration(*_: Any) -> None:
             if (rebuilt := own()) is not None:
-                rebuilt._told = True
+                rebuilt._registered = True
 
-        self.close = weakref.finalize(self, register_module_module_registration_hook(tell).remove)
+        hook = register_module_module_registration_hook(note_registration)
+        self.close = weakref.finalize(self, hook.remove)
         self.close.atexit = False
 
     def since_last(self) -> list[str]:
-        """The names of blocks that are no longer what they were."""
-        self._asked += 1
-        if not self._told and self._asked % _NOW_AND_THEN:
+        """The names of blocks that were rebuilt since the last call."""
+        self._calls += 1
+        if not self._registered and self._calls % _CALLS_BETWEEN_CHECKS:
             return []
-        self._told, model = False, self._model()
+        self._registered, model = False, self._model()
         return [
             interceptor.name
             for at, interceptor in enumerate(self._interceptors)
-            if model is not None and self._look_at(at, interceptor, model)
+            if model is not None and self._was_rebuilt(at, interceptor, model)
         ]
 
-    def _look_at(self, at: int, interceptor: BlockInterceptor, model: nn.Module) -> bool:
+    def _was_rebuilt(self, at: int, interceptor: BlockInterceptor, model: nn.Module) -> bool:
         try:
-            there = model.get_submodule(interceptor.name)
-        except AttributeError:  # taken out of the model: there is nothing to plan for
+            present = model.get_submodule(interceptor.name)
+        except AttributeError:  # removed from the model: nothing to plan
             return False
         former = interceptor.module_if_alive
-        if there is not former and not _contains(there, former):
-            interceptor.move_to(there)
+        if present is not former and not _contains(present, former):
+            interceptor.move_to(present)
         block = interceptor.module
         if [part() for part in self._parts[at]] == list(block.modules()):
             return False
@@ -69,5 +72,5 @@ def _parts_of(block: nn.Module) -> list[weakref.ref[nn.Module]]:
 
 
 def _contains(module: nn.Module, former: nn.Module | None) -> bool:
-    """Whether a block is only wrapped, as a compiled one is."""
+    """Whether `module` only wraps the former block, as after compiling it."""
     return former is not None and any(part is former for part in module.modules())

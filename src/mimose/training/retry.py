@@ -1,4 +1,4 @@
-"""Out of memory: let go of everything, go back to the start, and try a stricter plan."""
+"""After an out-of-memory: free the step, restore its start, and try a stricter plan."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mimose.training.rewind import Rewind
 
 T = TypeVar("T")
 
-_NOT_AGAIN = "the step is not run again"
+_NO_RETRY = "the step is not run again"
 
 
 class Retried(Protocol):
-    """Whose steps are to be run again."""
+    """The owner of the steps to retry."""
 
     def rewind_point(self) -> Rewind: ...
     def be_as_strict_as(self, strictness: int) -> None: ...
@@ -28,19 +28,19 @@ class Retried(Protocol):
         """Whether the model's forward was still running when memory ran out."""
 
     def give_up_step(self) -> bool:
-        """Forget the step that failed; whether it kept anything."""
+        """Discard the failed step; whether it kept anything."""
 
     def tell_of_failure(self, why: str, what_now: str) -> None:
-        """Say that memory ran out, and what is done about it."""
+        """Report that memory ran out, and what happens next."""
 
     def does_not_fit(self) -> str:
-        """What cannot be helped, in words and numbers."""
+        """Explain, with numbers, that the step does not fit."""
 
 
 def retry_step(retried: Retried, function: Callable[..., T], args: Any, kwargs: Any) -> T:
-    """The value of `function`, if need be of a second or third attempt."""
+    """The result of `function`, from the first, second or third attempt."""
     start, collectives = retried.rewind_point(), CollectivesIssued()
-    handled = sys.exc_info()[1]  # if this is called where an exception is dealt with
+    handled = sys.exc_info()[1]  # set if called from an exception handler
     strictness = AS_PLANNED
     while True:
         try:
@@ -57,24 +57,24 @@ def retry_step(retried: Retried, function: Callable[..., T], args: Any, kwargs: 
             return value
         finally:
             retried.be_as_strict_as(AS_PLANNED)
-        bound = _why_bound(start, collectives, retried)
+        refusal = _why_not_retry(start, collectives, retried)
         gc.collect()
         start.rewind()
         kept_something = retried.give_up_step()
-        if bound is not None:
-            retried.tell_of_failure(why, _NOT_AGAIN)
-            raise OutOfMemory(f"{why}. {bound}{_left_behind(start)}")
+        if refusal is not None:
+            retried.tell_of_failure(why, _NO_RETRY)
+            raise OutOfMemory(f"{why}. {refusal}{_settle(start)}")
         if strictness == EVERYTHING:
-            retried.tell_of_failure(why, _NOT_AGAIN)
-            said = f"{retried.does_not_fit()}{_left_behind(start)}"
-            raise OutOfMemory(f"{said}. The last attempt failed with: {why}")
+            retried.tell_of_failure(why, _NO_RETRY)
+            explanation = f"{retried.does_not_fit()}{_settle(start)}"
+            raise OutOfMemory(f"{explanation}. The last attempt failed with: {why}")
         strictness = STRICTER if kept_something and strictness == AS_PLANNED else EVERYTHING
         blocks = "more blocks" if strictness == STRICTER else "every block"
         retried.tell_of_failure(why, f"the step is run again with {blocks} recomputed")
 
 
-def _why_bound(start: Rewind, collectives: CollectivesIssued, retried: Retried) -> str | None:
-    """Why there must be no other attempt, in words; None if there may."""
+def _why_not_retry(start: Rewind, collectives: CollectivesIssued, retried: Retried) -> str | None:
+    """Why the step must not be retried, in words; None if it may."""
     alone = why_not_alone(collectives, in_forward=retried.failed_in_forward())
     if alone is not None:
         return f"A rank cannot retry a step on its own: {alone}"
@@ -86,8 +86,8 @@ def _why_bound(start: Rewind, collectives: CollectivesIssued, retried: Retried) 
     return None
 
 
-def _left_behind(start: Rewind) -> str:
-    """No attempt will follow: what failed ones have left in gradients, in words."""
+def _settle(start: Rewind) -> str:
+    """End the attempts; a warning, if they have added to gradients from before the step."""
     spoiled = start.settle()
     if not spoiled:
         return ""

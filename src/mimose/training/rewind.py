@@ -1,9 +1,10 @@
-"""Run a piece of training once more, as if it had never run.
+"""Run a piece of training again, as if it had not run before.
 
-What a forward and a backward change besides memory: random number generators, buffers such as
-BatchNorm's statistics, and gradients. Gradients need no copy. Those that came into being in the
-failed attempt are dropped. Those that existed before and have been added to are set aside whole:
-in the next attempt, once it has added as much again, they take the place of what it has added.
+A forward and a backward change random number generators, buffers (such as BatchNorm's statistics)
+and gradients. Gradients are not copied. New gradients of the failed attempt are dropped. Gradients
+that existed before, and were added to, are set aside as they are. When the next attempt has added
+to a gradient as often, the gradient that was set aside takes the place of the new sum: it contains
+the same additions already.
 """
 
 from __future__ import annotations
@@ -22,104 +23,108 @@ from mimose.tensors import Parameters
 
 
 class Rewind:
-    """The state at one moment, and the way back to it."""
+    """The state of training at one moment, which `rewind` restores."""
 
-    def __init__(self, kept: RewindStore) -> None:
-        self._generators = [(g, g.get_state()) for g in kept.generators]
+    def __init__(self, store: RewindStore) -> None:
+        self._generators = [(g, g.get_state()) for g in store.generators]
         self._python = random.getstate()
         self._numpy = np.random.get_state()
-        self._kept = kept
-        kept.take()
-        parameters = kept.parameters.current()
+        self._store = store
+        store.take()
+        parameters = store.parameters.current()
         self._parameters = [(p, p._version) for p in parameters if p.requires_grad]
-        self._had_one = {id(p): p for p in parameters if p.grad is not None}
-        self._gradients = [_Gradient(p) for p in self._had_one.values() if p.requires_grad]
-        kept.additions.count(self._gradients)
+        self._with_gradient = {id(p): p for p in parameters if p.grad is not None}
+        self._gradients = [_Gradient(p) for p in self._with_gradient.values() if p.requires_grad]
+        store.additions.count(self._gradients)
 
     @property
     def possible(self) -> bool:
-        """Whether there is a way back: not if an optimizer has changed parameters since."""
-        constant = self._kept.is_constant
+        """Whether the state can be restored; not if an optimizer has changed parameters since."""
+        constant = self._store.is_constant
         return all(p._version == version for p, version in self._parameters if constant(p))
 
     def rewind(self) -> None:
-        """Back to that moment; gradients that have grown since wait for the next attempt."""
+        """Restore the state; set aside gradients that were added to."""
         for generator, state in self._generators:
             generator.set_state(state)
         random.setstate(self._python)
         np.random.set_state(self._numpy)
-        self._kept.give_back()
+        self._store.give_back()
         for gradient in self._gradients:
             gradient.rewind()
-        self._kept.parameters.refresh()  # an adapter added in the attempt has gradients as well
-        for parameter in [p for p, _ in self._parameters] + self._kept.parameters.current():
-            if id(parameter) not in self._had_one:
+        self._store.parameters.refresh()  # the attempt may have added an adapter
+        for parameter in [p for p, _ in self._parameters] + self._store.parameters.current():
+            if id(parameter) not in self._with_gradient:
                 parameter.grad = None
 
     def settle(self) -> int:
-        """No attempt will follow; how many gradients hold what failed attempts have added."""
+        """End the attempts. Returns how many gradients contain what failed attempts have added."""
         for gradient in self._gradients:
             gradient.settle()
-        self._kept.release()
+        self._store.release()
         return sum(gradient.added > 0 for gradient in self._gradients)
 
 
 class _Gradient:
-    """A gradient that existed at the start, and how often it has been added to since."""
+    """A gradient that existed at the start, and the number of additions to it since."""
 
-    __slots__ = ("_aside", "_left", "_ref", "added", "parameter")
+    __slots__ = ("_additions_left", "_aside", "_ref", "added", "parameter")
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self.parameter = parameter
-        # Held weakly: gradients that are cleared between forward and backward are to be freed.
+        # A weak reference, so that gradients cleared between forward and backward are freed.
         self._ref = weakref.ref(parameter.grad)
         self._aside: torch.Tensor | None = None
-        self._left = 0
+        self._additions_left = 0
         self.added = 0
 
     def was_added_to(self) -> None:
-        """A backward has added something to the parameter's gradient."""
-        if self._left:
-            self._left -= 1
-            if not self._left:
+        """A backward has added to the parameter's gradient."""
+        if self._additions_left:
+            self._additions_left -= 1
+            if not self._additions_left:
                 self._put_back()
         elif self.parameter.grad is self._ref():
             self.added += 1
 
     def rewind(self) -> None:
-        """It waits until the next attempt has added as often; cleared in between, it is gone."""
+        """Set the gradient aside until the next attempt has added to it as often as this one.
+
+        If it was cleared meanwhile, there is nothing to restore.
+        """
         gradient = self.parameter.grad = self._ref()
         if gradient is None:
             self.added = 0
         if self.added:
-            self._aside, self._left = gradient, self.added
+            self._aside, self._additions_left = gradient, self.added
             self.parameter.grad = None
 
     def settle(self) -> None:
-        if self._left:
+        """End the attempts: put the gradient back if it is still set aside."""
+        if self._additions_left:
             self._put_back()
 
     def _put_back(self) -> None:
-        self.parameter.grad, self._aside, self._left = self._aside, None, 0
+        self.parameter.grad, self._aside, self._additions_left = self._aside, None, 0
 
 
 class Additions:
-    """Hears of every addition to gradients that existed when a piece of training began."""
+    """Counts the additions to gradients that existed when a piece of training began."""
 
     def __init__(self) -> None:
         self._counted: dict[torch.Tensor, _Gradient] = {}
         self._hooks: dict[nn.Parameter, Any] = {}
 
     def count(self, gradients: Iterable[_Gradient]) -> None:
-        """From now on, tell these."""
+        """Count additions to these gradients from now on."""
         self._counted = {gradient.parameter: gradient for gradient in gradients}
         for gradient in self._counted.values():
             parameter = gradient.parameter
-            if parameter not in self._hooks:  # once for all steps: it takes microseconds each
-                hook = parameter.register_post_accumulate_grad_hook(self._note)
+            if parameter not in self._hooks:  # stays for all steps: adding one takes microseconds
+                hook = parameter.register_post_accumulate_grad_hook(self._count_addition)
                 self._hooks[parameter] = hook
 
-    def _note(self, parameter: torch.Tensor) -> None:
+    def _count_addition(self, parameter: torch.Tensor) -> None:
         gradient = self._counted.get(parameter)
         if gradient is not None:
             gradient.was_added_to()
@@ -132,7 +137,7 @@ class Additions:
 
 
 class RewindStore:
-    """What serves every restart: generators, room for buffers' values, the count of additions."""
+    """The parts of a `Rewind` that are reused: generators, copies of buffers, gradient hooks."""
 
     def __init__(self, device: torch.device, model: nn.Module) -> None:
         self.generators = [torch.default_generator]
@@ -140,7 +145,7 @@ class RewindStore:
             index = torch.cuda.current_device() if device.index is None else device.index
             self.generators.append(torch.cuda.default_generators[index])
         self.additions = Additions()
-        # Held weakly, as by everything that a handle has: a model that is dropped is gone.
+        # Holds parameters weakly: no part of a handle keeps the model alive.
         self.parameters = Parameters(model)
         self._modules = [weakref.ref(module) for module in model.modules() if module._buffers]
         self._former: list[tuple[nn.Module, dict[str, torch.Tensor | None]]] = []
@@ -152,11 +157,11 @@ class RewindStore:
         }
 
     def is_constant(self, parameter: nn.Parameter) -> bool:
-        """Whether a forward leaves it as it is; an embedding with `max_norm` scales its rows."""
+        """Whether forwards leave it unchanged; an embedding with `max_norm` scales its rows."""
         return parameter not in self._renormed
 
     def take(self) -> None:
-        """Remember the buffers, and the present values of those that may change."""
+        """Store the buffers, and copies of those that may change."""
         modules = [module for ref in self._modules if (module := ref()) is not None]
         self._former = [(module, dict(module._buffers)) for module in modules]
         present = self._changing()
@@ -166,7 +171,7 @@ class RewindStore:
             _copy_all(self._values, present)
 
     def give_back(self) -> None:
-        """The same buffers with the same values are where they were."""
+        """Restore the stored buffers and their values."""
         for module, buffers in self._former:
             module._buffers.clear()
             module._buffers.update(buffers)
@@ -175,12 +180,12 @@ class RewindStore:
             _copy_all(present, self._values)
 
     def release(self) -> None:
-        """Hold on to nothing of the step."""
+        """Release all references to the step."""
         self.additions.count(())
         self._former = []
 
     def close(self) -> None:
-        """No restart will follow."""
+        """Release everything; no further step is restarted."""
         self.release()
         self.additions.close()
         self.parameters = Parameters(nn.Module())
@@ -200,16 +205,16 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
 
 
 def _copy_all(to: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    """Many small copies in one launch for each type, where torch can."""
-    together = getattr(torch, "_foreach_copy_", None)
+    """Copy all tensors, with one launch for each dtype and device if torch supports it."""
+    foreach_copy = getattr(torch, "_foreach_copy_", None)
     groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for i, value in enumerate(values):
         groups.setdefault((value.dtype, value.device), []).append(i)
     with torch.no_grad():
         for group in groups.values():
             targets, sources = [to[i] for i in group], [values[i] for i in group]
-            if together is not None:
-                together(targets, sources)
+            if foreach_copy is not None:
+                foreach_copy(targets, sources)
             else:
                 for target, source in zip(targets, sources, strict=True):
                     target.copy_(source)

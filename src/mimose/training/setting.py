@@ -1,4 +1,4 @@
-"""What is settled at the first training forward: the device, its meter, the bytes to plan for."""
+"""The device, its memory meter and the budget in bytes, fixed at the first training forward."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mimose.units import Budget, text_of
 
 
 class Setting:
-    """Where a model trains, and within which bytes.
+    """The device that a model trains on, and the bytes that it may use there.
 
-    Settled late, so that the order of attaching, moving, wrapping and preparing does not matter.
+    Created late, so that the order of attaching, moving, wrapping and preparing does not matter.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Setting:
         self.clock = Clock(self.device)
         self.meter = meter_for(self.device)
         reading = self.meter.read()
-        self.budget_bytes = _settled(budget, self.meter, reading, self.device)
+        self.budget_bytes = _budget_in_bytes(budget, self.meter, reading, self.device)
         self.reserve = reserve_for(self.budget_bytes, self.meter)
         self._grain = max(1, self.budget_bytes >> 13)
         self.history = AllocatorHistory(self.budget_bytes, self.meter, self.reserve, reading)
@@ -53,7 +53,7 @@ class Setting:
             self.meter.limit(self.budget_bytes - spare_bytes(self.budget_bytes, self.meter))
 
     def close(self) -> None:
-        """Lift the limit, stop counting, hold on to nothing."""
+        """Remove the allocator's limit, stop the meter, release all references."""
         self.open = False
         self.meter.limit(None)
         self.meter.close()
@@ -63,15 +63,15 @@ class Setting:
         self.lookout = Lookout(nn.Module(), self.device)
 
     def available(self, in_use: int) -> int:
-        """Bytes that a step may rise above its start, if so much is in use then."""
+        """Bytes that a step may add to the memory in use at its start."""
         return self.budget_bytes - self.reserve.bytes - in_use
 
     def look_for_replaced(self, *, certain: bool = False) -> None:
-        """Let go of parameters that others have taken the place of, and see these.
+        """Release parameters that were replaced, and use the new ones.
 
-        The first tells of all, as a rule; all are looked at now and then, and whether there are
-        others. Not what FSDP2 puts in their place for the length of a step: that is of another
-        kind. `certain` if it is known that there are some.
+        Checks the first parameter only, since code that replaces one usually replaces all; every
+        64th forward checks all, and finds added ones. Ignores FSDP2's temporary parameters, which
+        have another type. With `certain`, checks all now.
         """
         self._forwards += 1
         former = self._all_parameters
@@ -80,8 +80,8 @@ class Setting:
         elif self._parameters.first() is former[0]:
             return
         now = self._parameters.current()
-        same_kind = {type(parameter) for parameter in now} == {type(p) for p in former}
-        if same_kind and [id(p) for p in now] != [id(p) for p in former]:
+        same_types = {type(parameter) for parameter in now} == {type(p) for p in former}
+        if same_types and [id(p) for p in now] != [id(p) for p in former]:
             self._all_parameters = now
             model = self._model()
             if model is not None:
@@ -89,19 +89,22 @@ class Setting:
             self.look_again()
 
     def look_again(self) -> None:
-        """Other parameters are trained than before."""
+        """Find the trained parameters again, because they may have changed."""
         self.gradients = Gradients(p for p in self._all_parameters if p.requires_grad)
         self.gradient_bytes = self.gradients.bytes
 
     def rounded(self, number_of_bytes: int) -> int:
-        """Down to a multiple of 0.012 % of the budget, so that steps that hardly differ share."""
+        """Round down to a multiple of 1/8192 of the budget.
+
+        So steps with nearly equal room share a plan.
+        """
         return number_of_bytes // self._grain * self._grain
 
     def bracket(self, stale_bytes: int) -> tuple[int, int]:
-        """The numbers on both sides of this one, between which steps share their plans.
+        """The numbers below and above this one; steps between the same two share a plan.
 
-        At most an eighth of it apart, and 0.4 % of the budget: hardly two steps hold as much of the
-        last one's outputs.
+        They are at most an eighth of this number apart, and at most 0.4 % of the budget. They are
+        so far apart because the bytes of the last step's outputs differ in almost every step.
         """
         finest = 1 << max(0, stale_bytes.bit_length() - 4)
         grain = max(self._grain, min(finest, self.budget_bytes >> 8))
@@ -110,12 +113,12 @@ class Setting:
 
 
 def spare_bytes(budget_bytes: int, meter: Meter) -> int:
-    """How far below a budget a hard limit must be: the allocator may run over it by a few pages."""
+    """How far below the budget a hard limit must be: the allocator may exceed it by a few pages."""
     return max(budget_bytes // 500, meter.overshoot_bytes)
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The one device that a model is on."""
+    """The single device of a model; raises if there are several or none."""
     devices = {p.device for p in model.parameters()}
     if len(devices) != 1:
         shown = " and ".join(sorted(map(str, devices))) or "no device: it has no parameters"
@@ -127,12 +130,12 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def first_device(model: nn.Module) -> torch.device:
-    """Where the first parameter is: good enough before anything is settled."""
+    """The device of the first parameter, for use before the setting is created."""
     parameter = next(model.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device
 
 
-def _settled(budget: Budget, meter: Meter, reading: Reading, device: torch.device) -> int:
+def _budget_in_bytes(budget: Budget, meter: Meter, reading: Reading, device: torch.device) -> int:
     number = budget.in_bytes(
         device_bytes=meter.device_bytes, free_bytes=meter.free_bytes(), own_bytes=reading.held
     )

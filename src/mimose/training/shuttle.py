@@ -1,4 +1,4 @@
-"""The paper's collector: each block's forward runs twice, once only to be looked at."""
+"""The paper's collector: each block's forward runs twice, once only to be measured."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from mimose.training.collector import Collector
 class Shuttle(Collector):
     """The paper's collector: each block's forward runs once more, only to be measured.
 
-    What a block saves, its spike and its time come from a forward of their own, with RNG, buffers
-    and attributes as they were, on copies of its arguments; the levels around it still come from
-    the recompute. A block whose arguments cannot be copied is not measured: it is kept.
+    The saved bytes, the spike and the time of a block come from this extra forward. It runs on
+    copies of the arguments, and restores RNG, buffers and attributes. The levels around the block
+    still come from the recompute. A block whose arguments cannot be copied is kept, not measured.
     """
 
     name = "shuttle"
@@ -40,9 +40,9 @@ class Shuttle(Collector):
 
     def run_begins(self, run: Run, args: Any, kwargs: Any, *, keep: bool) -> int:
         number = super().run_begins(run, args, kwargs, keep=False)
-        given = ArgumentCopies.of(args, kwargs)
-        if given is None or given.problem is None:
-            self._measure(number, self._interceptors[run[0]], *_own(args, kwargs, given))
+        copies = ArgumentCopies.of(args, kwargs)
+        if copies is None or copies.problem is None:
+            self._measure(number, self._interceptors[run[0]], *_copied(args, kwargs, copies))
         return number
 
     def _measure(self, run: int, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> None:
@@ -74,5 +74,5 @@ class Shuttle(Collector):
             seen.saved, seen.spike, seen.begun, seen.ended = self._measured[run]
 
 
-def _own(args: Any, kwargs: Any, given: ArgumentCopies | None) -> tuple[Any, Any]:
-    return copy_containers(args, kwargs) if given is None else (given.args, given.kwargs)
+def _copied(args: Any, kwargs: Any, copies: ArgumentCopies | None) -> tuple[Any, Any]:
+    return copy_containers(args, kwargs) if copies is None else (copies.args, copies.kwargs)

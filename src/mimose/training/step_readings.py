@@ -1,4 +1,4 @@
-"""Memory readings of one step that is observed."""
+"""Memory readings of one observed step."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from mimose.memory import Meter, Reading
 
 
 class StepReadings:
-    """Reads memory, with a peak of its own for each stretch between two readings."""
+    """Reads memory in use, and the peak between every two readings."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._held_before = self._held_now = meter.read().held
         self.peak = self.peak_held = 0
-        """The highest of the step."""
+        """The highest reading of the step."""
         self._borrowed: list[torch.Tensor] = []
 
     def read(self) -> Reading:
-        """What is in use, and the peak since this was last asked."""
-        self._borrowed = []  # they are in the peak, but what is in use is read without them
+        """The memory in use, and its peak since the last call."""
+        self._borrowed = []  # they count for the peak, but not for the memory in use
         reading = self._meter.read_and_reset()
         self.peak = max(self.peak, reading.peak)
         self.peak_held = max(self.peak_held, reading.peak_held)
@@ -27,17 +27,17 @@ class StepReadings:
         return reading
 
     def drop_peak(self) -> None:
-        """What has peaked since the last reading does not count."""
+        """Discard the peak since the last reading."""
         self._meter.reset_peak()
 
     def borrow(self, tensors: list[torch.Tensor]) -> None:
-        """Hold these until the next reading, as if the run that saves them were kept."""
+        """Hold these tensors until the next reading, as if the run that saves them were kept."""
         self._borrowed = tensors
 
     def unusable_beyond(self, highest_bytes: int) -> int:
-        """What the allocator holds beyond the highest use of the run, if this step made it grow.
+        """Bytes held beyond the highest use of the run so far; 0 if the allocator did not grow.
 
-        What was cached before, up to that use, was of use then: it can be given back.
+        Memory below that use is not counted: it was usable before, so the allocator can free it.
         """
         if self._held_now <= self._held_before:
             return 0

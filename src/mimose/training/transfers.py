@@ -1,9 +1,9 @@
-"""Carry out what a step's plan moves to the host: when it leaves the device, when it comes back.
+"""Move bytes to the host and back, as the plan of a step says.
 
-The moments follow the order of the program, not the progress of the device, so the peak of a step
-is the same each time. Before the forward of a run begins, whatever is due by then is released; when
-the backward comes to a run, whatever is due by then is fetched. Nothing here holds tensors: with
-the graph they are gone.
+Transfers follow the order of the program, not the progress of the device, so that the peak of a
+step is reproducible. Before the forward of a run, the storages that are due are released from the
+device. When the backward reaches a run, the storages that are due are fetched. This module holds no
+tensors: they are freed with the graph.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class StepTransfers:
         self._arguments: ArgumentsOfStep | None = None
 
     def before_forward(self, run: Run, args: Any, kwargs: Any) -> _CallMover | None:
-        """A block is about to run: release what is due. What moves for this call, if the plan knows
-        it."""
+        """Release what is due. Returns the mover for this call, if the run is in the plan."""
         assert self.host is not None
         if self._arguments is None:
             self._arguments = ArgumentsOfStep(self.host)
@@ -57,7 +56,7 @@ class StepTransfers:
         return _CallMover(self, self.host, position, run, movable)
 
     def after_last_forward(self) -> None:
-        """Every run that the plan knows has returned."""
+        """All runs in the plan have returned."""
         self._release(len(self._positions))
 
     def _release(self, position: int) -> None:
@@ -75,8 +74,10 @@ class StepTransfers:
             self._collector.input_leaves(run)
 
     def watch(self, run: Run) -> Callable[[Any, Any], None] | None:
-        """What must be called with the inputs and the output of this run, so that transfers are
-        fetched when the backward comes to it; None if none are."""
+        """The callback that prepares fetches in the backward of this run; None if there are none.
+
+        It must be called with the inputs and the output of the run.
+        """
         position = self._positions.get(run)
         if position not in self._to_fetch:
             return None
@@ -104,10 +105,10 @@ class StepTransfers:
 
 
 class UnplannedTransfers(StepTransfers):
-    """The transfers of a step of which nothing is known, in which every block is recomputed.
+    """The transfers of a step with unknown costs, in which every block is recomputed.
 
-    If the inputs of all blocks together would take a large share of what the step may rise by, they
-    wait on the host: each leaves when the next block has run, and comes back one block ahead.
+    If the inputs of all blocks together would take a large share of the available bytes, they wait
+    on the host: each one leaves after the next block has run, and returns one block early.
     """
 
     def __init__(
@@ -131,13 +132,14 @@ class UnplannedTransfers(StepTransfers):
         return super().before_forward(run, args, kwargs)
 
     def _is_tight(self, position: int) -> bool:
-        """Whether the inputs would take too much, if those to come are like those so far."""
-        if position < _FEW_RUNS or not self._use.possible:
+        """Whether the inputs would take too much, if further ones are as large as those so far."""
+        if position < _RUNS_BEFORE_ESTIMATE or not self._use.possible:
             return False
         assert self._collector is not None
-        of_one = self._collector.risen_bytes / (position - 1)  # when the run before began
-        inputs = of_one * max(position, self._blocks)
-        return inputs > _TIGHT * self._available
+        # `risen_bytes` was measured when the previous run began.
+        bytes_per_input = self._collector.risen_bytes / (position - 1)
+        inputs = bytes_per_input * max(position, self._blocks)
+        return inputs > _MOST_FOR_INPUTS * self._available
 
 
 def transfers_for(
@@ -147,7 +149,7 @@ def transfers_for(
     available_bytes: int,
     blocks: int,
 ) -> StepTransfers | None:
-    """The transfers of a step that runs as decided; None if nothing moves in it."""
+    """The transfers of a step with this decision; None if nothing moves."""
     plan = decision.cached.plan
     if plan.transfers and host.memory is not None:
         return StepTransfers(plan.transfers, list(decision.cached.choices), collector, host.memory)
@@ -156,15 +158,15 @@ def transfers_for(
     return None
 
 
-_FEW_RUNS = 2
-"""So many inputs tell how large those to come will be."""
-_TIGHT = 0.25
-"""The share of what a step may rise by that inputs may take on the device. A recompute needs some
-times its block's input, and the head its own part."""
+_RUNS_BEFORE_ESTIMATE = 2
+"""The number of inputs from which the size of further ones is estimated."""
+_MOST_FOR_INPUTS = 0.25
+"""The share of the available bytes that inputs may take on the device. A recompute needs several
+times its block's input, and the head needs memory, too."""
 
 
 class _Moved:
-    """What one run has moved."""
+    """The storages that one run has moved."""
 
     __slots__ = ("_storages", "away_bytes", "run")
 
@@ -172,14 +174,14 @@ class _Moved:
         self.run = run
         self._storages = [weakref.ref(storage) for storage in storages]
         self.away_bytes = 0
-        """What came free on the device, until it is fetched."""
+        """Bytes that were freed on the device until the storages are fetched."""
 
     def alive(self) -> list[MovedStorage]:
         return [storage for ref in self._storages if (storage := ref()) is not None]
 
 
 class _CallMover:
-    """Moves what one call of a block needs in its backward."""
+    """Moves the tensors that one call of a block needs in its backward."""
 
     __slots__ = ("_host", "_movable", "_position", "_run", "_transfers")
 
@@ -195,12 +197,12 @@ class _CallMover:
         self._position, self._run, self._movable = position, run, movable
 
     def run_saving_on_host(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call the function; what it saves for its backward moves."""
+        """Call the function, and move what it saves for its backward."""
         out, moved = run_saving_on_host(function, args, kwargs, self._host)
         self._transfers.moves(self._position, self._run, moved)
         return out
 
     def move_arguments(self, frame: Frame) -> None:
-        """The call is over, and will be recomputed: arguments that only it holds move."""
+        """Move the arguments that only this call holds, as it is over and will be recomputed."""
         moved = frame.move_arguments(self._movable, self._host)
         self._transfers.moves(self._position, self._run, moved)
