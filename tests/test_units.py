@@ -78,6 +78,7 @@ MEANT = [
     ("2000000000", '2000000000, without quotes, or "1.86 GiB"'),
     (2e9 + 0.5, '2000000000, without quotes, or "1.86 GiB"'),
     (np.int64(7), '"7GiB"'),
+    (964_914, '"1.00 MiB"'),
 ]
 
 

@@ -28,6 +28,8 @@ _INTENDED_UNITS = {"": "GiB", **{letter: f"{letter}iB" for letter in "KMGTP"}}
 """The probable unit by first letter, for inputs such as 6G, 6Gi or 6 gigs."""
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z%]*)\s*\Z")
 _SMALLEST, _LARGEST = 1 << 20, 1 << 60
+_MOST_GIB = 4096
+"""A smaller number without a unit is probably meant in GiB."""
 _SIZES = '"6GiB", "512MiB", "6GB"'
 _EXAMPLES = f'{_SIZES}, "80%", "auto", or a number of bytes'
 
@@ -125,8 +127,10 @@ def _parse_bytes(number: int, shown: str) -> Budget:
 
 def _intended(number: float) -> str:
     """What a number without a unit probably means: GiB if small, bytes if large."""
-    if number < _SMALLEST:
+    if number < _MOST_GIB:
         return f'"{number:.15g}GiB"'
+    if number < _SMALLEST:
+        return f'"{text_of(_SMALLEST)}"'
     return f'{int(number)}, without quotes, or "{text_of(number)}"'
 
 
