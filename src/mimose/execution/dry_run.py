@@ -64,8 +64,11 @@ _TOLERANCE = 0.002
 
 def outputs_match(a: Any, b: Any) -> bool:
     """Whether two outputs are equal; on a GPU, within the tolerance."""
-    pairs = list(zip(tensors_in(a), tensors_in(b), strict=False))
-    return all(x.shape == y.shape and x.dtype == y.dtype and _close(x, y) for x, y in pairs)
+    ours, theirs = list(tensors_in(a)), list(tensors_in(b))
+    return len(ours) == len(theirs) and all(
+        x.shape == y.shape and x.dtype == y.dtype and _close(x, y)
+        for x, y in zip(ours, theirs, strict=True)
+    )
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:

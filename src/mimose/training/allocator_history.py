@@ -75,6 +75,10 @@ class AllocatorHistory:
         self.meter.reset_peak()
         return reading._replace(peak=reading.in_use)
 
+    def has_failed_since(self, reading: Reading) -> bool:
+        """Whether memory ran out between the last call of `note_failures` and this reading."""
+        return reading.failures != self._last.failures
+
     def note_failures(self, reading: Reading, *, kept: bool = True) -> bool:
         """Whether memory ran out since the last call; if so, enlarge the reserve.
 
@@ -82,7 +86,7 @@ class AllocatorHistory:
         The number of failures does not matter. In one step cuDNN may fail with several engines
         before one succeeds with less memory, and a block may fail while it is being tried.
         """
-        if reading.failures == self._last.failures:
+        if not self.has_failed_since(reading):
             return False
         if kept:
             self.reserve.ran_out()
@@ -109,7 +113,7 @@ class AllocatorHistory:
         covers.
         """
         if self._lost_too_much and self.reserve.near_limit(predicted_peak):
-            self._lost_too_much = False
+            self._lost_too_much, self._failed_at = False, None
             self.meter.release_cached()
             return
         if self._failed_at is None:

@@ -44,10 +44,11 @@ class CallSequence:
         expected = self._expected
         if expected is None or next(expected, None) == run:
             return True
-        self.skipped = run in expected  # consumes the iterator up to this run
-        if not self.skipped:
+        comes_later = run in expected  # consumes the iterator up to this run
+        self.skipped |= comes_later
+        if not comes_later:
             self.out_of_order, self._expected = True, None
-        return self.skipped and self._may_skip
+        return comes_later and self._may_skip
 
     def has_come(self, run: Run) -> bool:
         return self._counts.get(run[0], 0) > run[1]

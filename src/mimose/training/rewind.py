@@ -52,7 +52,7 @@ class Rewind:
         self._store.give_back()
         for gradient in self._gradients:
             gradient.rewind()
-        self._store.parameters.refresh()  # the attempt may have added an adapter
+        self._store.refresh()  # the attempt may have added an adapter
         for parameter in [p for p, _ in self._parameters] + self._store.parameters.current():
             if id(parameter) not in self._with_gradient:
                 parameter.grad = None
@@ -145,11 +145,22 @@ class RewindStore:
             index = torch.cuda.current_device() if device.index is None else device.index
             self.generators.append(torch.cuda.default_generators[index])
         self.additions = Additions()
-        # Holds parameters weakly: no part of a handle keeps the model alive.
+        # The model and its parameters are held weakly: no part of a handle keeps the model alive.
+        self._model = weakref.ref(model)
         self.parameters = Parameters(model)
-        self._modules = [weakref.ref(module) for module in model.modules() if module._buffers]
         self._former: list[tuple[nn.Module, dict[str, torch.Tensor | None]]] = []
         self._values: list[torch.Tensor] = []
+        self._look_for_modules(model)
+
+    def refresh(self) -> None:
+        """The model may have other parameters and modules than before, such as an adapter."""
+        self.parameters.refresh()
+        model = self._model()
+        if model is not None:
+            self._look_for_modules(model)
+
+    def _look_for_modules(self, model: nn.Module) -> None:
+        self._modules = [weakref.ref(module) for module in model.modules() if module._buffers]
         self._renormed = {
             module.weight
             for module in model.modules()
