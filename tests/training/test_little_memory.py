@@ -88,6 +88,49 @@ def test_without_the_host_the_first_step_runs_out() -> None:
         train(model, batches[:1], loss_of=loss_of)
 
 
+def test_the_log_tells_of_a_step_that_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    model, batches, budget = task(0.6)
+    small = {"x": batches[0]["x"][:20].clone()}
+    options: Any = {"choices": ("keep", "recompute"), "enforce": True}
+    with mimose.auto_checkpoint(model, budget, **options):
+        with pytest.raises(torch.OutOfMemoryError):
+            train(model, batches[:1], loss_of=loss_of)
+        model.zero_grad()
+        train(model, [small, small], loss_of=loss_of)
+    told = [line for line in caplog.messages if "is lost" in line]
+    assert len(told) == 1
+    assert "with input 600×64, ran out of memory" in told[0]
+    assert "handle.retry(step, batch)" in told[0]
+
+
+def test_the_error_says_how_much_a_known_size_needs() -> None:
+    model, batches, budget = task(0.6)
+    options: Any = {"choices": ("keep", "recompute")}
+    with mimose.auto_checkpoint(model, "1GiB", **options) as handle:
+        train(model, batches[:3], loss_of=loss_of)
+        state = handle.state_dict()
+    model.zero_grad()
+    with mimose.auto_checkpoint(model, budget, enforce=True, **options) as handle:
+        handle.load_state_dict(state)
+        with (
+            pytest.warns(mimose.MimoseWarning, match="raise memory_budget"),
+            pytest.raises(mimose.OutOfMemory, match=r"recomputed: it needs 5\.\d+ MiB, the budget"),
+        ):
+            handle.retry(train, model, batches[:1], loss_of=loss_of)
+
+
+def test_the_log_tells_once_that_observed_steps_exceed_the_budget(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, batches, budget = task(0.6)
+    with mimose.auto_checkpoint(model, budget, choices=("keep", "recompute")):
+        train(model, batches[:1], loss_of=loss_of)
+        train(model, [{"x": torch.randn(700, WIDTH)}], loss_of=loss_of)
+    told = [line for line in caplog.messages if "in an observed step" in line]
+    assert len(told) == 1
+    assert "enforce=True makes the budget a hard limit" in told[0]
+
+
 def test_a_moved_input_is_still_known_as_movable() -> None:
     """An observed step whose inputs waited on the host plans the same again."""
     model, batches, budget = task(0.7)

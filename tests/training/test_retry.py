@@ -323,6 +323,26 @@ def test_the_log_says_what_is_done_when_memory_runs_out(caplog: pytest.LogCaptur
     ]
 
 
+def test_an_attempt_that_is_given_up_is_not_counted_as_a_retry() -> None:
+    model, fuse = models.Encoder(), Fuse()
+    fuse.on_forward(model.head)
+    with mimose.auto_checkpoint(model, "1GiB") as handle:
+        for batch in texts([20] * 4):
+            handle.retry(one_backward, model, batch)
+        fuse.arm(times=99)
+        with pytest.raises(OutOfMemory):
+            handle.retry(one_backward, model, texts([20])[0])
+        assert (handle.stats().recoveries, handle.stats().retries) == (2, 2)
+
+
+def test_retry_says_what_it_is_called_with() -> None:
+    with (
+        mimose.auto_checkpoint(models.Encoder(), "1GiB") as handle,
+        pytest.raises(mimose.ArgumentError, match=r"handle\.retry\(step, batch\); got Tensor"),
+    ):
+        handle.retry(torch.ones(1))  # type: ignore[arg-type]
+
+
 def test_what_does_not_fit_at_all_is_an_error_with_sizes_and_remedy() -> None:
     model, fuse = models.Encoder(), Fuse()
     fuse.on_forward(model.head)

@@ -141,7 +141,7 @@ class Mimose:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"auto_checkpoint needs a torch.nn.Module; got {model!r}")
-        disabled = switched_off()
+        self._disabled = disabled = switched_off()
         if not disabled:
             _refuse_data_parallel(model)
             refuse_lazy(model)
@@ -202,7 +202,7 @@ class Mimose:
         self.detach()
 
     def __repr__(self) -> str:
-        return repr(self._engine)
+        return "<mimose, switched off by MIMOSE_DISABLE>" if self._disabled else repr(self._engine)
 
     def _repr_html_(self) -> str:
         return handle_html(repr(self)[1:-1], self.stats())
@@ -256,6 +256,11 @@ class Mimose:
         >>> handle.retry(step, torch.ones(2, 4))
         >>> handle.detach()
         """
+        if not callable(function):
+            raise ArgumentError(
+                "retry() needs a function that runs a forward and a backward, then its arguments: "
+                f"handle.retry(step, batch); got {type(function).__name__} instead of a function"
+            )
         if not self._engine.attached or self._retrying:  # the outer call retries
             return function(*args, **kwargs)
         self._retrying = True

@@ -200,8 +200,8 @@ class Stats:
         if self.recoveries:
             rerun = self.recoveries - self.retries
             yield (
-                f"ran out of memory {_times(self.recoveries)} and recovered: {_runs(rerun)} "
-                f"recomputed instead of kept, {_steps(self.retries)} retried"
+                f"ran out of memory {_times(self.recoveries)}: {_runs(rerun)} recomputed instead "
+                f"of kept, {_steps(self.retries)} retried"
             )
         if self.evictions:
             yield f"memory ran short: evicted the kept activations of {_runs(self.evictions)}"

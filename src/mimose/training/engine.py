@@ -21,7 +21,7 @@ from mimose.costs import MOST_PASSES, InputSize, Regime
 from mimose.errors import warn
 from mimose.execution import output_tensors
 from mimose.interception import Block, Directive, describe_blocks, name_pattern
-from mimose.memory import AllocatorLease
+from mimose.memory import AllocatorLease, Reading
 from mimose.tensors import PreviousOutputs, argument_names, custom_input_size, input_size
 from mimose.training.events import Events, RunStart, StepStart
 from mimose.training.hooks import ModelHooks
@@ -55,6 +55,8 @@ class _Now:
     after_broken: bool = False
     """Whether a step broke off, so that memory of it may die in the next one."""
     forward_failed: bool = False
+    failure_reported: bool = False
+    """Whether the user knows that the last step ran out of memory."""
     holes_seen: bool = False
     """Whether memory lost between tensors was looked for after the step's forward."""
 
@@ -263,6 +265,7 @@ class Engine:
         if regime != self.scheduler.regime:
             self._enter(regime)
         reading = setting.meter.read()
+        self._report_lost_step(reading)
         setting.history.step_begins(reading)
         setting.host.read_times()
         began = time.perf_counter()
@@ -295,6 +298,15 @@ class Engine:
         self._overlap.opened(step, around)
         now.step = now.last = step
         return step
+
+    def _report_lost_step(self, reading: Reading) -> None:
+        """Tell the user if the last step ran out of memory, and nobody has told them yet."""
+        now, setting = self._now, self.setting
+        reported, now.failure_reported = now.failure_reported, False
+        if setting is None or now.last is None or now.last.over or reported:
+            return
+        if setting.history.has_failed_since(reading):
+            self._notifications.lost(now.last.size)
 
     def _settle(self) -> None:
         """Settle device and bytes; before the model runs, where FSDP2 gathers its parameters."""
@@ -342,7 +354,7 @@ class Engine:
             return
         self.setting.look_again()
         if self._rewind_store is not None:
-            self._rewind_store.parameters.refresh()
+            self._rewind_store.refresh()
         if change is not None:
             self._notifications.changed(change)
 
@@ -403,8 +415,6 @@ class Engine:
         now, step = self._now, self._now.last
         now.forget_step()
         now.after_broken, now.forward_failed = True, False
-        self.events.memory_ran_out()
-        self.events.step_retried()
         # One that is over is not the one that failed: that never got to its first block.
         failed = step if step is not None and not step.over else None
         if self.setting is not None:
@@ -418,8 +428,12 @@ class Engine:
         self.scheduler.failed(failed)
         return failed.kept_anything
 
-    def tell_of_failure(self, why: str, what_now: str) -> None:
-        """Say that memory ran out, and what is done about it."""
+    def report_failure(self, why: str, what_now: str, *, again: bool) -> None:
+        """Report that memory ran out, and what happens next: `again` if the step is retried."""
+        if again:
+            self.events.memory_ran_out()
+            self.events.step_retried()
+        self._now.failure_reported = True
         self._notifications.ran_out(self._now.latest_size, why, what_now)
 
     def failed_in_forward(self) -> bool:
@@ -430,13 +444,16 @@ class Engine:
         """What cannot be helped, in words and numbers."""
         if self.setting is not None:
             self.setting.history.forgive_failures()
-        size = self._now.latest_size or "of unknown size"
+        size, last = self._now.latest_size or "of unknown size", self._now.last
         budget = text_of(self.budget_bytes) if self.budget_bytes else str(self.budget)
         base = text_of(self._learner.progress.base_bytes)
+        needed = ""
+        if last is not None and last.has_plan and last.predicted_peak > (self.budget_bytes or 0):
+            needed = f"it needs {text_of(last.predicted_peak)}, "
         return (
-            f"Input {size} does not fit with every block recomputed: the budget is {budget}, of "
-            f"which {base} were in use at the step's start. Raise memory_budget, shorten the "
-            "batch, or split it"
+            f"Input {size} does not fit with every block recomputed: {needed}the budget is "
+            f"{budget}, of which {base} were in use at the step's start. Raise memory_budget, "
+            "shorten the batch, or split it"
         )
 
     def size_of(self, args: Any, kwargs: Any, names: Sequence[str] = ()) -> InputSize:

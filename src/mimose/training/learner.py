@@ -91,6 +91,8 @@ class Learner:
         readings, gradients = collector.readings, collector.gradients
         self.progress.observed_steps += step.observed
         self.progress.note_peak(readings.peak)
+        if readings.peak > setting.budget_bytes:
+            self._notifications.over_budget(step.size, readings.peak, setting.budget_bytes)
         setting.reserve.learn_unusable(readings.unusable_beyond(self.progress.peak_bytes))
         setting.gradients.end_step(existed=gradients.existed, cleared=gradients.cleared)
         cost_model = self._scheduler.cost_model

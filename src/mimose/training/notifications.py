@@ -41,6 +41,7 @@ class Notifications:
     def __init__(self, events: Events) -> None:
         self._events = events
         self._warned_too_little = False
+        self._reported_over_budget = False
 
     def attached(self, model: str, blocks: str, budget: Budget, device: torch.device) -> None:
         """mimose was attached to a model."""
@@ -115,6 +116,29 @@ class Notifications:
         """A step ran out of memory."""
         log.warning("mimose: memory ran out at input %s; %s", size, what_now)
         self._events.noted("recovery", why)
+
+    def lost(self, size: InputSize) -> None:
+        """A step ran out of memory and was not retried."""
+        log.warning(
+            "mimose: the last step, with input %s, ran out of memory and is lost. "
+            "handle.retry(step, batch) runs such a step again under a stricter plan",
+            size,
+        )
+        self._events.noted("lost step", f"input {size} ran out of memory")
+
+    def over_budget(self, size: InputSize, peak_bytes: int, budget_bytes: int) -> None:
+        """An observed step exceeded the budget. Reported once."""
+        if self._reported_over_budget:
+            return
+        self._reported_over_budget = True
+        message = (
+            f"input {size} took {text_of(peak_bytes)} in an observed step, and the budget is "
+            f"{text_of(budget_bytes)}. The first steps run before the model's costs are known, "
+            "and try each kind of block by running it twice. enforce=True makes the budget a hard "
+            "limit in these steps, too"
+        )
+        log.warning("mimose: %s", message)
+        self._events.noted("over budget", message)
 
     def recomputed_instead(self, block: str) -> None:
         """A block ran out of memory in its forward, and is recomputed instead of kept."""

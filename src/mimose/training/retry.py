@@ -30,8 +30,8 @@ class Retried(Protocol):
     def give_up_step(self) -> bool:
         """Discard the failed step; whether it kept anything."""
 
-    def tell_of_failure(self, why: str, what_now: str) -> None:
-        """Report that memory ran out, and what happens next."""
+    def report_failure(self, why: str, what_now: str, *, again: bool) -> None:
+        """Report that memory ran out, and what happens next: `again` if the step is retried."""
 
     def does_not_fit(self) -> str:
         """Explain, with numbers, that the step does not fit."""
@@ -62,15 +62,16 @@ def retry_step(retried: Retried, function: Callable[..., T], args: Any, kwargs: 
         start.rewind()
         kept_something = retried.give_up_step()
         if refusal is not None:
-            retried.tell_of_failure(why, _NO_RETRY)
+            retried.report_failure(why, _NO_RETRY, again=False)
             raise OutOfMemory(f"{why}. {refusal}{_settle(start)}")
         if strictness == EVERYTHING:
-            retried.tell_of_failure(why, _NO_RETRY)
+            retried.report_failure(why, _NO_RETRY, again=False)
             explanation = f"{retried.does_not_fit()}{_settle(start)}"
             raise OutOfMemory(f"{explanation}. The last attempt failed with: {why}")
         strictness = STRICTER if kept_something and strictness == AS_PLANNED else EVERYTHING
         blocks = "more blocks" if strictness == STRICTER else "every block"
-        retried.tell_of_failure(why, f"the step is run again with {blocks} recomputed")
+        what_now = f"the step is run again with {blocks} recomputed"
+        retried.report_failure(why, what_now, again=True)
 
 
 def _why_not_retry(start: Rewind, collectives: CollectivesIssued, retried: Retried) -> str | None:
