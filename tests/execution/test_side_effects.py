@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, vmap
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -212,6 +213,151 @@ def llama(layers: int, **options: Any) -> nn.Module:
         **options,
     )
     return LlamaForCausalLM(config).train()
+
+
+class Scaled(Block):
+    scale: Any = 1.0
+    mask: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.scale if self.mask is None else x * self.mask
+        return super().forward(x)  # type: ignore[no-any-return]
+
+
+class SetsAScale(Net):
+    """Sets an attribute of its blocks for a forward, and puts the former one back."""
+
+    def __init__(self) -> None:
+        super().__init__(Scaled)
+        for layer in self.layers:
+            layer.scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            layer.scale = 0.5
+        try:
+            return super().forward(x)
+        finally:
+            for layer in self.layers:
+                layer.scale = 1.0
+
+
+class ClearsAMask(Net):
+    """Gives its blocks a mask that is gone after the forward."""
+
+    def __init__(self) -> None:
+        super().__init__(Scaled)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            layer.mask = (x.detach() > 0).float()
+        out = super().forward(x)
+        for layer in self.layers:
+            layer.mask = None
+        return out
+
+
+@pytest.mark.parametrize("kind", [SetsAScale, ClearsAMask])
+def test_a_recompute_finds_the_attributes_that_the_model_had_set_for_its_forward(
+    kind: Callable[[], Net],
+) -> None:
+    assert_as_plain(kind())
+
+
+def test_a_recompute_finds_the_attributes_of_its_own_pass() -> None:
+    model = Net(Scaled)
+    plain = copy.deepcopy(model)
+
+    def two_passes(model: Net) -> torch.Tensor:
+        losses = []
+        for scale in (0.5, 2.0):
+            for layer in model.layers:
+                layer.scale = scale
+            losses.append(model(torch.full((2, WIDTH), 0.1)).pow(2).mean())
+        return sum(losses)  # type: ignore[return-value]
+
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        for _ in range(STEPS):
+            two_passes(model).backward()
+            two_passes(plain).backward()
+    assert_same_gradients(model, plain)
+
+
+class Mapping(dict[str, int]):
+    """A mapping of the user's own."""
+
+
+class CountsIn(Block):
+    """Counts its forwards in a value that it holds."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.state, tuple):
+            self.state[0].add_(1)
+        elif isinstance(self.state, dict):
+            self.state["runs"] += 1
+        else:
+            self.state.runs += 1
+        return super().forward(x)  # type: ignore[no-any-return]
+
+
+class CountsAmongManyModules(CountsIn):
+    def __init__(self) -> None:
+        super().__init__(Collector())
+        self.others = nn.ModuleList(nn.ReLU() for _ in range(250))
+
+
+COUNTS: dict[str, tuple[Callable[[], CountsIn], Callable[[Any], float]]] = {
+    "tuple": (lambda: CountsIn((torch.zeros(1),)), lambda state: float(state[0])),
+    "subclass": (lambda: CountsIn(Mapping(runs=0)), lambda state: state["runs"]),
+    "many modules": (CountsAmongManyModules, lambda state: state.runs),
+}
+
+
+@pytest.mark.parametrize("where", COUNTS)
+def test_state_is_advanced_once_a_step_wherever_a_block_holds_it(where: str) -> None:
+    make, count = COUNTS[where]
+    model = Net(make)  # type: ignore[arg-type]
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        steps_of(model)
+    assert [count(layer.state) for layer in model.layers] == [STEPS] * 3
+
+
+class Drops(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = super().forward(x)
+        return nn.functional.dropout(y, 0.5)
+
+
+def test_a_batched_backward_runs_through_recomputed_dropout() -> None:
+    model, gradients = Net(Drops), []
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        for one in (model, plain, model, plain):
+            torch.manual_seed(1)
+            out, parameters = one(torch.ones(3, WIDTH)).mean(1), list(one.parameters())
+            gradients.append(
+                torch.autograd.grad(out, parameters, torch.eye(3), is_grads_batched=True)
+            )
+    for ours, theirs in zip(gradients[::2], gradients[1::2], strict=True):
+        assert all(map(torch.equal, ours, theirs))
+
+
+def test_forward_mode_derivatives_are_not_planned() -> None:
+    model, x = Net(), torch.randn(2, WIDTH)
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        steps_of(model)
+        steps_of(plain)
+        for one in (model, plain):
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(x, torch.ones_like(x))
+                out, tangent = forward_ad.unpack_dual(one(dual))
+            (out.pow(2).mean() + tangent.pow(2).mean()).backward()
+    assert_same_gradients(model, plain)
 
 
 def test_attentions_that_transformers_collects_are_those_of_plain_training() -> None:

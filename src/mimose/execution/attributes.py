@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -25,9 +26,9 @@ NOT_COPIED: Any = object()
 _MOST_ITEMS = 1000
 """The items of longer containers are not copied."""
 _MOST_HOLDERS = 200
-"""At most this many modules and objects of a block are examined."""
-_CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
-_LEAVES = (bool, int, float, str, type(None), torch.Tensor, tuple, type, FunctionType, ModuleType)
+"""At most this many objects in the attributes of a block's modules are examined."""
+_CONTAINERS = (list, dict, set, deque)
+_LEAVES = (bool, int, float, str, type(None), torch.Tensor, type, FunctionType, ModuleType)
 MOVE_PARAMETERS = frozenset({"torch", "deepspeed", "accelerate", "fairscale", "mimose"})
 """Packages that gather or move parameters in hooks; a recompute needs these hooks."""
 _SKIPPED_PACKAGES = MOVE_PARAMETERS | {"builtins", "logging", "threading", "weakref"}
@@ -41,10 +42,11 @@ def attribute_holders(block: nn.Module) -> list[Any]:
     modules = list(block.modules())
     if any(type(module).__module__.startswith(_WRAPPERS) for module in modules):
         return []
-    found: dict[int, Any] = {id(module): module for module in modules}
+    known = {id(module) for module in modules}
+    found: dict[int, Any] = {}
     for module in modules:
         _add_held_objects(vars(module), found, depth=1)
-    return list(found.values())
+    return [*modules, *(held for key, held in found.items() if key not in known)]
 
 
 def _add_held_objects(attributes: dict[str, Any], found: dict[int, Any], depth: int) -> None:
@@ -59,7 +61,7 @@ def _add_held_objects(attributes: dict[str, Any], found: dict[int, Any], depth: 
 
 
 def _items(value: Any) -> Iterable[Any]:
-    if isinstance(value, _CONTAINERS):
+    if isinstance(value, (*_CONTAINERS, tuple)):
         items = value.values() if isinstance(value, dict) else value
         return list(items) if len(value) <= _MOST_ITEMS else ()
     return (value,)
@@ -67,36 +69,38 @@ def _items(value: Any) -> Iterable[Any]:
 
 def _is_holder(value: Any) -> bool:
     """Whether a value is an object of a user's class, with its attributes in a `__dict__`."""
-    if isinstance(value, (*_LEAVES, nn.Module, *_CONTAINERS, *GENERATORS, np.ndarray)):
+    if isinstance(value, (*_LEAVES, nn.Module, *_CONTAINERS, tuple, *GENERATORS, np.ndarray)):
         return False
     package = type(value).__module__.partition(".")[0]
     return package not in _SKIPPED_PACKAGES and isinstance(getattr(value, "__dict__", None), dict)
 
 
-def attribute_changed(now: Any, before: Any, copy: Any) -> bool:
-    """Whether an attribute's value differs from `before`; `copy` is an earlier copy of `before`."""
+def attribute_changed(now: Any, before: Any, copied: Any) -> bool:
+    """Whether an attribute's value differs from `before`, of which `copied` is an earlier copy."""
     if now is before:
-        return not equals_copy(now, copy)
+        return not equals_copy(now, copied)
     plain = isinstance(now, (bool, int, float, str)) and type(now) is type(before)
     return not (plain and now == before)
 
 
-def equals_copy(now: Any, copy: Any) -> bool:
+def equals_copy(now: Any, copied: Any) -> bool:
     """Whether a value is still equal to its earlier copy."""
-    if now is copy:
+    if now is copied:
         return True
-    if type(now) is not type(copy):
+    if type(now) is not type(copied):
         return False
     if isinstance(now, torch.Tensor):
-        return now.shape == copy.shape and now.dtype == copy.dtype and torch.equal(now, copy)
+        return now.shape == copied.shape and now.dtype == copied.dtype and torch.equal(now, copied)
     if isinstance(now, np.ndarray):
-        return np.array_equal(now, copy)
+        return np.array_equal(now, copied)
     if isinstance(now, dict):
-        return now.keys() == copy.keys() and all(equals_copy(v, copy[k]) for k, v in now.items())
+        return now.keys() == copied.keys() and all(
+            equals_copy(v, copied[k]) for k, v in now.items()
+        )
     if isinstance(now, set):
-        return len(now) == len(copy) and all(a is b for a, b in zip(now, copy, strict=True))
-    if isinstance(now, (list, deque)):
-        return len(now) == len(copy) and all(map(equals_copy, now, copy))
+        return len(now) == len(copied) and all(a is b for a, b in zip(now, copied, strict=True))
+    if isinstance(now, (list, deque, tuple)):
+        return len(now) == len(copied) and all(map(equals_copy, now, copied))
     return False
 
 
@@ -109,17 +113,37 @@ def copy_value(value: Any, *, graph: bool = True, tensors: bool = True, depth: i
     """
     if isinstance(value, torch.Tensor):
         return _copy_tensor(value, graph) if tensors or value.requires_grad else value
-    kind = type(value)
-    if kind is np.ndarray:
+    if type(value) is np.ndarray:
         return value.copy() if value.nbytes <= MOST_COPIED_BYTES else value
-    if kind not in _CONTAINERS:
+
+    def copy_item(item: Any) -> Any:
+        return copy_value(item, graph=graph, tensors=tensors, depth=depth - 1)
+
+    if isinstance(value, tuple):
+        return _copy_tuple(value, copy_item) if depth else value
+    if not isinstance(value, _CONTAINERS):
         return value
-    made = value.copy()
-    if kind is set or not depth or len(value) > _MOST_ITEMS:
+    try:
+        return _copy_container(value, copy_item if depth else None)
+    except Exception:  # a subclass whose copying or item assignment has conditions
+        return value
+
+
+def _copy_container(value: Any, copy_item: Callable[[Any], Any] | None) -> Any:
+    made = copy.copy(value)
+    if copy_item is None or isinstance(value, set) or len(value) > _MOST_ITEMS:
         return made
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-        made[key] = copy_value(item, graph=graph, tensors=tensors, depth=depth - 1)
+        made[key] = copy_item(item)
     return made
+
+
+def _copy_tuple(value: tuple[Any, ...], copy_item: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """The tuple itself, unless it holds something that can change."""
+    items = [copy_item(item) for item in value]
+    if all(made is item for made, item in zip(items, value, strict=True)):
+        return value
+    return tuple.__new__(type(value), items)
 
 
 def _copy_tensor(tensor: torch.Tensor, graph: bool) -> Any:

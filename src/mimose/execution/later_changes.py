@@ -29,7 +29,7 @@ from mimose.execution.attributes import (
     is_small_and_plain,
 )
 from mimose.execution.buffers import BufferSlot
-from mimose.execution.temporary_values import ABSENT
+from mimose.execution.temporary_values import ABSENT, run_with_former
 from mimose.tensors import version_of
 
 _COPIED_BYTES = 1 << 16
@@ -157,6 +157,21 @@ class StateBeforeForward:
     def _read(self) -> list[Any]:
         detector = self._detector
         return [get(held) for get, held in zip(detector.getters, detector.dicts, strict=True)]
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` with the attributes that the forward has found.
+
+        The model may have set them for this forward only: a scale, a mask, a flag.
+        """
+        detector = self._detector
+        entries = (
+            (table, name, value)
+            for table, names, values in zip(
+                detector.dicts, detector.names, self._values, strict=True
+            )
+            for name, value in zip(names, values if len(names) > 1 else (values,), strict=False)
+        )
+        return run_with_former(entries, function, *args)
 
     def new_changes(self) -> NewChanges | None:
         """What the forward has changed; None if nothing."""

@@ -379,7 +379,7 @@ class Frame:
         self.run_id = None
         run = self.execution_context.run
         try:
-            with saved_tensors_hooks(pack, unpack), torch.enable_grad():
+            with _outside_vmap(), saved_tensors_hooks(pack, unpack), torch.enable_grad():
                 if self.found is None:
                     return run(self.function, args, kwargs)
                 return self.found.run(run, self.function, args, kwargs)
@@ -514,6 +514,21 @@ def foreign_hooks() -> str:
 
 _OUTSIDE = -1
 """What tells that no backward is running."""
+
+
+def _outside_vmap() -> Any:
+    """A batched backward (`is_grads_batched`) runs under vmap; the forward did not."""
+    return nullcontext() if _VMAP_KEYS is None else torch._C._ExcludeDispatchKeyGuard(_VMAP_KEYS)
+
+
+def _vmap_keys() -> Any:
+    try:
+        return torch._C.DispatchKeySet(torch._C._dispatch_key_parse("VmapMode"))
+    except (AttributeError, RuntimeError):
+        return None
+
+
+_VMAP_KEYS = _vmap_keys() if hasattr(torch._C, "_ExcludeDispatchKeyGuard") else None
 
 
 _exec_group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lambda: None)

@@ -29,7 +29,7 @@ from mimose.execution.attributes import (
     copy_value,
 )
 from mimose.execution.generators import GENERATORS, Generator, OtherGenerators
-from mimose.execution.temporary_values import ABSENT, run_with
+from mimose.execution.temporary_values import ABSENT, run_with, run_with_former
 from mimose.tensors import local_tensor, version_of
 
 Hook = tuple[nn.Module, int]
@@ -104,6 +104,19 @@ def run_restoring_attributes(block: nn.Module, function: Callable[..., Any], *ar
         for holder, names in zip(holders, before, strict=True):
             for name in vars(holder).keys() - names:
                 del vars(holder)[name]
+
+
+class UnchangedAttributes:
+    """The attributes that a forward has found and left unchanged."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, entries: list[tuple[dict[str, Any], str, Any]]) -> None:
+        self._entries = entries
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` with these attributes, as the forward found them."""
+        return run_with_former(self._entries, function, *args)
 
 
 class FirstRunObserver:
@@ -182,6 +195,18 @@ class FirstRunObserver:
         draws = self._generators.advanced()
         generators = self._own_generators() if draws else ()
         return SideEffects(tuple(changed), tuple(passive), draws, generators)
+
+    def unchanged(self, side_effects: SideEffects) -> UnchangedAttributes:
+        """The attributes that the run has left unchanged."""
+        changed = {(id(holder), name) for holder, name in side_effects.attributes}
+        return UnchangedAttributes(
+            [
+                (vars(holder), name, value)
+                for holder, before in self._before
+                for name, (value, _) in before.items()
+                if (id(holder), name) not in changed
+            ]
+        )
 
     def snapshot(self, side_effects: SideEffects) -> AttributeSnapshot:
         """The changed attributes as they were before the run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 ABSENT: Any = object()
@@ -21,6 +21,14 @@ def run_with(
     finally:
         for entry in present:
             put(*entry)
+
+
+def run_with_former(
+    entries: Iterable[tuple[dict[str, Any], str, Any]], function: Callable[..., Any], *args: Any
+) -> Any:
+    """The same for entries that most tables still have; only others are replaced."""
+    replaced = [entry for entry in entries if entry[0].get(entry[1], ABSENT) is not entry[2]]
+    return run_with(replaced, function, *args) if replaced else function(*args)
 
 
 def put(table: dict[str, Any], key: str, value: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from mimose.errors import ConflictError
 from mimose.execution import hide_from_compiler
@@ -86,5 +87,10 @@ _peek_transform: Callable[[], Any] = getattr(
 
 
 def under_transform() -> bool:
-    """Whether `torch.func` transforms this call or it is traced: such calls cannot be planned."""
-    return _peek_transform() is not None or torch._C._get_tracing_state() is not None
+    """Whether `torch.func` or forward-mode AD transforms this call, or it is being traced.
+
+    Nothing can be planned then.
+    """
+    if _peek_transform() is not None or torch._C._get_tracing_state() is not None:
+        return True
+    return getattr(forward_ad, "_current_level", -1) >= 0

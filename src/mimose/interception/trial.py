@@ -82,6 +82,8 @@ class TriedInterceptor(JudgedInterceptor):
         new_changes = state_before.new_changes()
         if new_changes is not None:
             self._handle_new_changes(new_changes, frame, out)
+        # Last: what the forward is known to change is put in place inside of this.
+        frame.found = SeveralFound((frame.found, state_before))
         return out
 
     def _keep_if_arguments_changed(self, given: ArgumentCopies | None, frame: Frame) -> bool:
@@ -141,7 +143,8 @@ class TriedInterceptor(JudgedInterceptor):
         side_effects, changed = observer.side_effects(), observer.irreversible_change
         attributes_before = observer.snapshot(side_effects)
         self.large = self.large | attributes_before.too_large
-        frame.found = SeveralFound((exchanged, buffers, attributes_before, given))
+        unchanged = observer.unchanged(side_effects)
+        frame.found = SeveralFound((exchanged, buffers, attributes_before, given, unchanged))
         kind = None if side_effects or changed is not None else self._kind(frame)
         if kind is not None and kind in self.tried.kinds:
             frame.evict()
