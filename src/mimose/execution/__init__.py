@@ -24,8 +24,10 @@ from mimose.execution.buffers import (
 )
 from mimose.execution.caches import CacheUse, holds_cache, may_take_cache, output_tensors
 from mimose.execution.collectives import CollectivesIssued, is_distributed
+from mimose.execution.compiler import hide_from_compiler
 from mimose.execution.context import ExecutionContext, on_unsupported_device
 from mimose.execution.dry_run import DryRun
+from mimose.execution.foreign_hooks import foreign_hooks
 from mimose.execution.later_changes import (
     ChangeDetector,
     ModuleStructure,
@@ -34,7 +36,7 @@ from mimose.execution.later_changes import (
 )
 from mimose.execution.on_host import ArgumentsOfStep, MovedStorage, run_saving_on_host
 from mimose.execution.oom_fallback import Guard
-from mimose.execution.recompute import Found, Frame, foreign_hooks, hide_from_compiler
+from mimose.execution.recompute import Found, Frame
 from mimose.execution.saved_arguments import copy_containers
 from mimose.execution.side_effects import (
     AttributeSnapshot,

@@ -106,3 +106,16 @@ def nodes_of(tensors: Iterable[torch.Tensor]) -> set[Node]:
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Call `callback` when the running backward is done. To be called inside a backward."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def top_hooks() -> Any:
+    """The saved-tensor hooks that would see a tensor saved now; None if none, or if unknown."""
+    return None if _top_hooks is None else _top_hooks(True)
+
+
+def hooks_are_active() -> bool:
+    """Whether a tensor saved now would go to saved-tensor hooks; also if that is unknown."""
+    return _top_hooks is None or _top_hooks(True) is not None

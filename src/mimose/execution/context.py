@@ -7,7 +7,7 @@ another thread with its own thread-local state, so all of it is set explicitly.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -103,3 +103,19 @@ def _set_sdpa(state: tuple[bool, ...]) -> None:
     cuda.enable_mem_efficient_sdp(state[1])
     cuda.enable_math_sdp(state[2])
     cuda.enable_cudnn_sdp(state[3])
+
+
+def outside_vmap() -> Any:
+    """A context without vmap: a batched backward (`is_grads_batched`) runs under it, while the
+    forward did not."""
+    return nullcontext() if _VMAP_KEYS is None else torch._C._ExcludeDispatchKeyGuard(_VMAP_KEYS)
+
+
+def _vmap_keys() -> Any:
+    try:
+        return torch._C.DispatchKeySet(torch._C._dispatch_key_parse("VmapMode"))
+    except (AttributeError, RuntimeError):
+        return None
+
+
+_VMAP_KEYS = _vmap_keys() if hasattr(torch._C, "_ExcludeDispatchKeyGuard") else None

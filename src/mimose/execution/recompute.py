@@ -32,8 +32,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from mimose.errors import RecomputeError
-from mimose.execution.autograd import Listener
-from mimose.execution.context import ExecutionContext
+from mimose.execution.autograd import Listener, hooks_are_active
+from mimose.execution.context import ExecutionContext, outside_vmap
 from mimose.execution.dry_run import DryRun, DryRunRecorder, outputs_match
 from mimose.execution.frame_observer import FrameObserver
 from mimose.execution.on_host import ArgumentsOnHost, MovedStorage
@@ -44,12 +44,9 @@ from mimose.tensors import (
     argument_tensors,
     is_out_of_memory,
     is_parameter,
-    local_tensor,
     release_traceback,
-    storage_of,
     task_id,
     unknown_task,
-    version_of,
 )
 
 
@@ -138,7 +135,7 @@ class Frame:
         self.touched = False
         self.execution_context = ExecutionContext(tensors, preserve_rng=preserve_rng)
         self.saved_arguments: SavedArguments | ArgumentsSavedByGraph | ArgumentsOnHost
-        if _hooks_are_active():
+        if hooks_are_active():
             self.saved_arguments = ArgumentsSavedByGraph(args, kwargs)
         else:
             self.saved_arguments = SavedArguments(args, kwargs, tensors)
@@ -379,7 +376,7 @@ class Frame:
         self.run_id = None
         run = self.execution_context.run
         try:
-            with _outside_vmap(), saved_tensors_hooks(pack, unpack), torch.enable_grad():
+            with outside_vmap(), saved_tensors_hooks(pack, unpack), torch.enable_grad():
                 if self.found is None:
                     return run(self.function, args, kwargs)
                 return self.found.run(run, self.function, args, kwargs)
@@ -460,29 +457,6 @@ def _too_many(title: str, saved: int) -> RecomputeError:
     )
 
 
-def hide_from_compiler() -> None:
-    """Keep the compiler away from what autograd calls for each tensor that a block saves.
-
-    Where a compiled block breaks into several graphs, it would otherwise compile these as well, and
-    again for each new shape.
-    """
-    from torch._dynamo.eval_frame import skip_code  # slow to import; loaded where one compiles
-
-    plain, keeping = Frame(_as_it_is, (), {}), Frame(_as_it_is, (), {}, keeping=True)
-    observed = Frame(_as_it_is, (), {}, listener=Listener())
-    hooks = (plain._packer(), observed._packer(), keeping._keeper([]), plain._repacker())
-    own = (plain._looker_up(), storage_of, local_tensor, version_of, is_parameter)
-    methods = (
-        KeptTensor.__init__,
-        FrameObserver.saves,
-        SavedKinds.compare,
-        DryRunRecorder.pack,
-        DryRunRecorder.unpack,
-    )
-    for function in (*hooks, *own, *methods):
-        skip_code(function.__code__)
-
-
 class _Stop(BaseException):
     """All that was owed is there. Not an Exception: a block's own `except` must not catch it."""
 
@@ -493,42 +467,8 @@ _REMEDY = (
 )
 
 
-_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-
-
-def _hooks_are_active() -> bool:
-    return _top_hooks is None or _top_hooks(True) is not None
-
-
-def foreign_hooks() -> str:
-    """The other hooks that would see a tensor saved now; empty if none, or if a block's own."""
-    hooks = _top_hooks(True) if _top_hooks is not None else None
-    if hooks is None:
-        return ""
-    if hooks[0].__module__.startswith("mimose."):
-        frame = getattr(hooks[1], "__self__", None)
-        by_hand = isinstance(frame, Frame) and not frame.name
-        return "mimose.checkpoint" if by_hand else ""
-    return f"{hooks[0].__module__}.{hooks[0].__qualname__}"
-
-
 _OUTSIDE = -1
 """What tells that no backward is running."""
-
-
-def _outside_vmap() -> Any:
-    """A batched backward (`is_grads_batched`) runs under vmap; the forward did not."""
-    return nullcontext() if _VMAP_KEYS is None else torch._C._ExcludeDispatchKeyGuard(_VMAP_KEYS)
-
-
-def _vmap_keys() -> Any:
-    try:
-        return torch._C.DispatchKeySet(torch._C._dispatch_key_parse("VmapMode"))
-    except (AttributeError, RuntimeError):
-        return None
-
-
-_VMAP_KEYS = _vmap_keys() if hasattr(torch._C, "_ExcludeDispatchKeyGuard") else None
 
 
 _exec_group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lambda: None)
