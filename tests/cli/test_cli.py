@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -114,6 +115,25 @@ def test_plan_answers_in_a_table_and_to_machines(
     assert row["budget_bytes"] == 6 << 20
     assert row["recompute_seconds"] > 0
     assert (tmp_path / "plan.png").exists()
+
+
+@pytest.mark.parametrize("command", ["plan", "compare"])
+def test_no_value_is_cut_in_a_narrow_terminal_or_a_pipe(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    recorded_with_host: tuple[Path, mimose.Mimose],
+    command: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    status, narrow, _ = said(capsys, command, recorded_with_host[0])
+    assert status == 0
+    assert "…" not in narrow
+    monkeypatch.setenv("COLUMNS", "200")
+    wide = said(capsys, command, recorded_with_host[0])[1]
+    rows = [line.rstrip() for line in wide.splitlines() if re.match(r" *\d+(\.\d+)? .iB ", line)]
+    assert rows
+    if command == "plan":  # `compare` measures the time of planning
+        assert set(rows) <= {line.rstrip() for line in narrow.splitlines()}
 
 
 def test_what_cannot_be_is_answered_in_one_line(

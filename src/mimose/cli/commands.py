@@ -127,9 +127,9 @@ def plan(
     if as_json:
         print(json.dumps(asdict(forecast)))
         return
-    from mimose.cli.terminal import forecast_table
+    from mimose.cli.terminal import forecast_table, print_uncut
 
-    Console().print(forecast_table(forecast))
+    print_uncut(forecast_table(forecast))
     if plot is not None:
         print_status(f"wrote {plot}")
 
@@ -208,7 +208,9 @@ def trace(
     if as_json:
         print(json.dumps(comparison.to_plain()))
     else:
-        Console().print(tracing.trace_table(comparison))
+        from mimose.cli.terminal import print_uncut
+
+        print_uncut(tracing.trace_table(comparison))
 
 
 @app.command(epilog="Examples: `mimose demo` · `mimose demo --output /tmp/demo.html`")
