@@ -113,6 +113,24 @@ def test_the_command_makes_the_model_and_tells_by_its_exit_status(
 
 
 @pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--modle", "x"], "No such option: --modle (Possible options: --model)."),
+        (["x"], "No such argument: x."),
+        (["--model", "a:b", "--config", "c"], "not allowed with argument --model."),
+    ],
+)
+def test_invalid_arguments_are_answered_in_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("mimose doctor: ")
+    assert err.endswith(f"{told} Try: mimose doctor --help\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("budget", "kind", "words"),
     [("1TiB", PROBLEM, ": too large"), ("50%", OK, ""), ("auto", OK, "")],
 )
