@@ -31,7 +31,8 @@ _SMALLEST, _LARGEST = 1 << 20, 1 << 60
 _MOST_GIB = 4096
 """A smaller number without a unit is probably meant in GiB."""
 _SIZES = '"6GiB", "512MiB", "6GB"'
-_EXAMPLES = f'{_SIZES}, "80%", "auto", or a number of bytes'
+EXAMPLES = f'{_SIZES}, "80%", "auto", or a number of bytes'
+"""What to write for a budget, as messages of this module end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def parse_budget(budget: SupportsIndex | str | float) -> Budget:
     except TypeError:
         number = None
     if number is None or isinstance(budget, bool):
-        raise BudgetError(f"memory_budget={budget!r} is not a memory size; use {_EXAMPLES}")
+        raise BudgetError(f"memory_budget={budget!r} is not a memory size; use {EXAMPLES}")
     return _parse_bytes(number, repr(budget))
 
 
@@ -94,9 +95,7 @@ def typed_bytes(text: str, option: str = "--budget") -> int:
     try:
         total = typed_budget(text, option).total_bytes
     except BudgetError as error:
-        raise BudgetError(
-            str(error).replace(_EXAMPLES, f"{_SIZES}, or a number of bytes")
-        ) from None
+        raise BudgetError(str(error).replace(EXAMPLES, f"{_SIZES}, or a number of bytes")) from None
     if total is None:
         raise BudgetError(
             f"{option} {text!r}: a percentage or auto needs a device; give bytes, such as 6GiB"
@@ -106,7 +105,7 @@ def typed_bytes(text: str, option: str = "--budget") -> int:
 
 def _parse_float(budget: float) -> Budget:
     if not (math.isfinite(budget) and budget > 0):
-        raise BudgetError(f"memory_budget={budget!r} is not a positive size; use {_EXAMPLES}")
+        raise BudgetError(f"memory_budget={budget!r} is not a positive size; use {EXAMPLES}")
     if budget <= 1:
         hint = f'"{100 * budget:g}%"'
     elif not budget.is_integer():
@@ -139,7 +138,7 @@ def _parse_text(text: str) -> Budget:
         return Budget()
     match = _NUMBER.match(text)
     if match is None:
-        raise BudgetError(f"memory_budget={text!r} is not a memory size; use {_EXAMPLES}")
+        raise BudgetError(f"memory_budget={text!r} is not a memory size; use {EXAMPLES}")
     number, unit = float(match[1]), match[2]
     if unit == "%":
         if not 0 < number <= 100:
@@ -158,15 +157,15 @@ def _unit_problem(digits: str, unit: str) -> str:
     elif unit[:1].upper() in _INTENDED_UNITS:
         intended = digits + _INTENDED_UNITS[unit[:1].upper()]
     else:
-        return f"{problem}; use {_EXAMPLES}"
-    return f"{problem}; did you mean {intended}? Use {_EXAMPLES}"
+        return f"{problem}; use {EXAMPLES}"
+    return f"{problem}; did you mean {intended}? Use {EXAMPLES}"
 
 
 def _bytes(number: float, shown: str) -> Budget:
     if number < _SMALLEST:
-        raise BudgetError(f"memory_budget={shown} is below the minimum of 1 MiB; use {_EXAMPLES}")
+        raise BudgetError(f"memory_budget={shown} is below the minimum of 1 MiB; use {EXAMPLES}")
     if number > _LARGEST:
-        raise BudgetError(f"memory_budget={shown} is more than any device has; use {_EXAMPLES}")
+        raise BudgetError(f"memory_budget={shown} is more than any device has; use {EXAMPLES}")
     return Budget(total_bytes=int(number))
 
 

@@ -83,7 +83,8 @@ def test_of_several_budgets_those_below_the_floor_are_left_out() -> None:
     ("asked", "message"),
     [
         ({"total": ("lots",)}, "is not a memory size"),
-        ({"total": ("80%",)}, "not a number of bytes"),
+        ({"total": ("80%",)}, "a percentage or auto needs a device"),
+        ({"total": ("6",)}, r'--budget 6 means 6 bytes.*"6GiB"'),
         ({"between": (1.5,)}, "from 0"),
         ({"tight": (150,)}, "from 0 to 100"),
     ],

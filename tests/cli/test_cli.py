@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import mimose
 from mimose.cli import demo, demo_training
@@ -116,6 +118,25 @@ def test_plan_answers_in_a_table_and_to_machines(
     assert (tmp_path / "plan.png").exists()
 
 
+@pytest.mark.parametrize("command", ["plan", "compare"])
+def test_no_value_is_cut_in_a_narrow_terminal_or_a_pipe(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    recorded_with_host: tuple[Path, mimose.Mimose],
+    command: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    status, narrow, _ = said(capsys, command, recorded_with_host[0])
+    assert status == 0
+    assert "…" not in narrow
+    monkeypatch.setenv("COLUMNS", "200")
+    wide = said(capsys, command, recorded_with_host[0])[1]
+    rows = [line.rstrip() for line in wide.splitlines() if re.match(r" *\d+(\.\d+)? .iB ", line)]
+    assert rows
+    if command == "plan":  # `compare` measures the time of planning
+        assert set(rows) <= {line.rstrip() for line in narrow.splitlines()}
+
+
 def test_what_cannot_be_is_answered_in_one_line(
     capsys: pytest.CaptureFixture[str], recording_file: Path, tmp_path: Path
 ) -> None:
@@ -137,14 +158,105 @@ def test_what_cannot_be_is_answered_in_one_line(
     assert ".png" in refused(capsys, "plan", recording_file, "--plot", tmp_path / "plan.xyz")
     assert "did you mean 6GiB?" in refused(capsys, "plan", recording_file, "-b", "6G")
     assert "such as 6GiB" in refused(capsys, "plan", recording_file, "-b", "80%")
-    assert "neither numbers nor a file" in refused(
+    assert "there is no such file" in refused(
         capsys, "plan", recording_file, "--lengths", "nowhere.csv"
     )
-    assert "is none of" in refused(capsys, "plan", recording_file, "--planner", "best")
+    assert "neither numbers nor a file" in refused(
+        capsys, "plan", recording_file, "--lengths", "1;2"
+    )
+    unknown = refused(capsys, "plan", recording_file, "--planner", "best")
+    assert "--planner 'best' is unknown: use one of optimal, greedy," in unknown
     assert "'64,128'" not in refused(capsys, "plan", recording_file, "--samples")
     assert "leave out --output" in refused(capsys, "report", recording_file, "--json", "-o", "x")
     assert refused(capsys, "repot").endswith("'report'? Try: mimose --help\n")
     assert refused(capsys, "report").endswith("Try: mimose report --help\n")
+
+
+@pytest.mark.parametrize("name", ["size", "base"])
+def test_recording_without_readable_steps_is_said_to_be_damaged(
+    capsys: pytest.CaptureFixture[str], recording_file: Path, tmp_path: Path, name: str
+) -> None:
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_text(recording_file.read_text().replace(f'"{name}":', '"other":'))
+    for command in ("report", "plan", "compare"):
+        error = refused(capsys, command, damaged)
+        assert re.search(r": \d+ lines cannot be read \(\d+, \d+, \d+ …\) and no step", error)
+        assert "damaged. Record the run again" in error
+
+
+def test_file_of_another_command_is_refused_by_the_name_of_that_command(
+    capsys: pytest.CaptureFixture[str], recorded: tuple[Path, mimose.Mimose], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"format": "mimose-trace", "version": 1}\n')
+    results = tmp_path / "bench.jsonl"
+    results.write_text('{"kind":"header","format":1}\n')
+    state = recorded[0].with_name("state.json")
+    saved = tmp_path / "state.pt"
+    torch.save(recorded[1].state_dict(), saved)
+    for command in ("report", "plan", "compare"):
+        assert "an operator trace: use mimose trace" in refused(capsys, command, trace)
+    for command in ("report", "compare"):
+        for file in (state, saved):
+            assert "a saved state: use mimose plan" in refused(capsys, command, file)
+    for command in ("plan", "compare"):
+        assert "benchmark results: use mimose report" in refused(capsys, command, results)
+
+
+def test_truncated_state_is_said_to_be_damaged(
+    capsys: pytest.CaptureFixture[str], recorded: tuple[Path, mimose.Mimose], tmp_path: Path
+) -> None:
+    saved = tmp_path / "state.pt"
+    torch.save(recorded[1].state_dict(), saved)
+    written = saved.read_bytes()
+    saved.write_bytes(written[: len(written) // 2])
+    assert "state.pt is damaged" in refused(capsys, "plan", saved)
+    torch.save({"mimose": recorded[1].state_dict(), "own": Shape}, saved)
+    assert "handle.state_dict() to a file of its own" in refused(capsys, "plan", saved)
+
+
+def test_saved_state_says_that_it_does_not_know_how_often_sizes_came(
+    capsys: pytest.CaptureFixture[str], recorded: tuple[Path, mimose.Mimose]
+) -> None:
+    words = "plan", recorded[0].with_name("state.json"), "--floor", "1MiB"
+    status, _, err = said(capsys, *words)
+    assert status == 0
+    assert re.search(r"only the \d+ sizes that were measured, not how often each came", err)
+    assert said(capsys, *words, "--lengths", "60")[2] == ""
+
+
+def test_output_name_decides_the_format_of_a_report(
+    capsys: pytest.CaptureFixture[str], recording_file: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    for name, start in (("a.png", b"\x89PNG"), ("a.md", b"# mimose"), ("a.txt", b"<!doctype")):
+        assert said(capsys, "report", recording_file, "-o", tmp_path / name)[0] == 0
+        assert (tmp_path / name).read_bytes().startswith(start)
+    page = tmp_path / "b.png"
+    error = refused(capsys, "report", recording_file, "--format", "html", "-o", page)
+    assert "is a picture, but --format is html: give --format png" in error
+    assert not page.exists()
+
+
+def test_benchmark_results_are_not_written_to_a_file_named_like_a_picture(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "bench.jsonl"
+    file.write_text('{"kind":"header","format":1}\n')
+    error = refused(capsys, "report", file, "-o", tmp_path / "bench.png")
+    assert "is the name of a picture, but benchmark results are" in error
+
+
+def test_invalid_value_is_answered_with_a_valid_one(
+    capsys: pytest.CaptureFixture[str], recording_file: Path
+) -> None:
+    error = refused(capsys, "report", recording_file, "--format", "pdf")
+    assert "Value error" not in error
+    assert "'pdf' is not one of" in error
+    for words in (("--steps", "1"), ("--steps=1",)):
+        assert "bench: --steps 1: give at least 2" in refused(capsys, "bench", *words)
+    error = refused(capsys, "compare", recording_file, "--time-limit", "long")
+    assert "--time-limit long: give a number" in error
 
 
 @pytest.mark.parametrize("option", ["--budget", "--floor"])

@@ -37,7 +37,12 @@ def test_blocks_that_would_be_found_are_named() -> None:
 def test_a_model_without_blocks_is_a_problem_with_a_remedy() -> None:
     (problem,) = kinds(nn.Linear(4, 4))[PROBLEM]
     assert "no blocks found in Linear" in problem
-    assert "blocks=" in problem
+    assert problem.endswith("Name the modules to plan for: --blocks 'encoder.layer.*'")
+
+
+def test_blocks_that_cannot_be_selected_are_named_by_the_options() -> None:
+    (problem,) = (f for f in examine(models.Encoder(), blocks=["*"]) if f.kind == PROBLEM)
+    assert problem.what == "--blocks '*' selects the whole model"
 
 
 def test_weights_that_exceed_the_budget_are_a_problem() -> None:
@@ -93,7 +98,10 @@ def test_the_command_makes_the_model_and_tells_by_its_exit_status(
     assert "in TransformerEncoder: 4 blocks layers.*" in capsys.readouterr().out
     chosen = ["--blocks", "layers.*.linear1", "--blocks", "layers.*.linear2"]
     assert main(["--model", "my_nets:make", *chosen, "--exclude", "layers.0.linear1"]) == 0
-    assert "7 blocks layers.*.linear2, layers.*.linear1 (Linear)" in capsys.readouterr().out
+    assert (
+        "7 blocks layers.*.linear2, layers.1.linear1 … layers.3.linear1 (Linear)"
+        in capsys.readouterr().out
+    )
     assert main(["--blocks", "layers.*"]) == 2
     assert "add --model or --config" in capsys.readouterr().err
     assert main(["--model", "my_nets:make", "--budget", "1MiB", "--json"]) in (0, 1)
@@ -110,6 +118,24 @@ def test_the_command_makes_the_model_and_tells_by_its_exit_status(
         assert err.count("\n") == 1
     assert main(["--budget", "6G"]) == 2
     assert "did you mean 6GiB?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--modle", "x"], "No such option: --modle (Possible options: --model)."),
+        (["x"], "No such argument: x."),
+        (["--model", "a:b", "--config", "c"], "not allowed with argument --model."),
+    ],
+)
+def test_invalid_arguments_are_answered_in_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("mimose doctor: ")
+    assert err.endswith(f"{told} Try: mimose doctor --help\n")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import models
 from mimose.errors import BlocksError
+from mimose.interception.block_names import describe_blocks
 from mimose.interception.blocks import find_blocks
 
 
@@ -316,6 +317,31 @@ def test_model_without_blocks_raises_and_shows_how_to_name_them() -> None:
         find_blocks(Two())
     assert isinstance(raised.value, ValueError)
     assert names(Two(), blocks=nn.Linear) == ["first", "second"]
+
+
+def test_no_blocks_are_explained_truly_for_a_sequential_of_one_layer_with_parameters() -> None:
+    with pytest.raises(BlocksError, match="at least two layers that have parameters"):
+        find_blocks(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+
+
+@pytest.mark.parametrize("selector", ["*", ["*"], nn.TransformerEncoder])
+def test_whole_model_is_refused_as_a_block(selector: Any) -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 3)
+    with pytest.raises(BlocksError, match=r"selects the whole model: .* such as 'layers\.\*'"):
+        find_blocks(encoder, blocks=selector)
+
+
+@pytest.mark.parametrize(
+    ("excluded", "told"),
+    [
+        ("*.0", "5 blocks layers.1 … layers.5 ("),
+        (["*.0", "*.3"], "4 blocks layers.1, layers.2, layers.4, layers.5 ("),
+        (["*.0", "*.1", "*.2", "*.3", "*.4"], "1 block layers.5 ("),
+    ],
+)
+def test_blocks_are_described_without_those_that_are_excluded(excluded: Any, told: str) -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 6)
+    assert describe_blocks(find_blocks(encoder, exclude=excluded)).startswith(told)
 
 
 @pytest.mark.parametrize("argument", ["blocks", "exclude"])

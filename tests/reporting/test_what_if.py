@@ -178,11 +178,44 @@ def test_lengths_of_which_nothing_can_be_told_are_counted_in_the_table(question:
     asked = question.forecast(weights)
     assert asked.unknown_share == pytest.approx(0.5)
     assert asked.largest == "4×100"
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(forecast_table(asked))
-    text = console.export_text()
-    assert re.search(r"too large +unknown", text)
+    text = printed(asked)
+    assert re.search(r"large +unknown", text)
     assert "on every block of these sizes is kept" in text
+
+
+def test_plan_that_certainly_exceeds_the_budget_gives_one_share_and_not_a_range(
+    recording_file: Path,
+) -> None:
+    question = Question.about(recording_file, "keep_all")
+    weights = question.weights(None, samples=False)
+    enough = question.forecast(weights).easy_budget_bytes
+    asked = question.forecast(weights, [enough, int(0.9 * enough)])
+    fits, exceeds = asked.rows
+    assert fits.too_large_range == (0.0, 0.0)
+    assert exceeds.too_large_range == (exceeds.too_large_share,) * 2
+    assert 0 < exceeds.too_large_share < 1
+    assert "this planner's plans do not fit, although recomputing" in printed(asked)
+
+
+def test_budget_into_which_no_step_fits_has_no_times(question: Question) -> None:
+    asked = question.forecast(question.weights("80", samples=False), [1 << 20])
+    assert asked.rows[0].too_large_range == (1.0, 1.0)
+    text = printed(asked)
+    assert re.search(r"1\.00 MiB +– +– +– +100%", text)
+    assert "Times are – where no step fits" in text
+
+
+def test_steps_larger_than_any_measured_one_are_said_to_be_extrapolated(question: Question) -> None:
+    text = printed(question.forecast(question.weights("50,300", samples=False)))
+    assert "50.0% of the steps are larger than any size that was measured" in text
+
+
+@pytest.mark.parametrize("lengths_", [None, "50,100,300,5000"])
+def test_tables_of_forecasts_fit_into_80_columns(question: Question, lengths_: str | None) -> None:
+    text = printed(question.forecast(question.weights(lengths_, samples=False)), columns=80)
+    assert "…" not in text
+    assert re.search(r"recomputed +large( +unknown)? +n +batch", text)
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_length_becomes_a_size_of_the_recorded_shape(recording: Recording) -> None:
@@ -299,7 +332,7 @@ def test_planners_that_never_use_the_host_are_asked_without_it(
     assert question.forecast(question.weights(None, samples=False)).host_rows == ()
 
 
-def printed(forecast_: Forecast) -> str:
+def printed(forecast_: Forecast, columns: int = 200) -> str:
     out = io.StringIO()
-    Console(file=out, width=100).print(forecast_table(forecast_))
+    Console(file=out, width=columns).print(forecast_table(forecast_))
     return out.getvalue()

@@ -16,7 +16,7 @@ from mimose.bench.extras import BenchError
 from mimose.bench.survey import Survey
 from mimose.costs import InputSize
 from mimose.errors import BudgetError
-from mimose.units import parse_budget, text_of
+from mimose.units import text_of, typed_bytes
 
 _ABOVE_NEEDED = 1.05
 
@@ -43,12 +43,7 @@ class Asked:
 
     def __post_init__(self) -> None:
         for text in self.total:
-            try:
-                readable = parse_budget(text).total_bytes is not None
-            except BudgetError as error:
-                raise BenchError(str(error)) from error
-            if not readable:
-                raise BenchError(f"--budget {text} is not a number of bytes: write 6GiB, say")
+            _bytes_of(text)
         if any(not 0 <= share <= 1 for share in self.between):
             raise BenchError("--between takes shares from 0 (all recomputed) to 1 (all kept)")
         if any(not 0 <= percent <= 100 for percent in self.tight):
@@ -92,9 +87,14 @@ def too_small(survey: Survey, asked: Asked) -> list[str]:
 
 def _in_bytes(asked: Asked) -> Iterator[tuple[str, int]]:
     for text in asked.total:
-        number = parse_budget(text).total_bytes
-        assert number is not None, "checked by `Asked`"
-        yield text, number
+        yield text, _bytes_of(text)
+
+
+def _bytes_of(text: str) -> int:
+    try:
+        return typed_bytes(text)
+    except BudgetError as error:
+        raise BenchError(str(error)) from error
 
 
 def _raised(label: str, number: int, floor: int) -> Limit:

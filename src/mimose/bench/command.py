@@ -23,69 +23,126 @@ from mimose.reporting import refuse_file, refuse_folder
 need("typer")
 import typer  # noqa: E402 (after `need`, which says what to install)
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 
 _STOPPED = 130
+
+
+def _amounts(preset: presets.Preset) -> str:
+    """How much a preset measures."""
+    tasks, budgets = len(preset.tasks), len(preset.tight)
+    return (
+        f"{tasks} tasks, {budgets} budget{'s' * (budgets > 1)}, {len(preset.contestants)} "
+        f"contestants, {preset.steps} steps, {preset.rounds} round{'s' * (preset.rounds > 1)}"
+    )
 
 
 @app.command()
 def bench(
     tasks: Annotated[
-        str | None, typer.Option(help=f"comma-separated, of {', '.join(TASKS)}")
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help=f"comma-separated, of {', '.join(TASKS)}; by default "
+            f"{', '.join(presets.USUAL.tasks)}",
+        ),
     ] = None,
     contestants: Annotated[
-        str | None, typer.Option(help=f"comma-separated, of {', '.join(CONTESTANTS)}")
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help=f"comma-separated, of {', '.join(CONTESTANTS)}; by default "
+            f"{', '.join(presets.USUAL.contestants)}",
+        ),
     ] = None,
     tight: Annotated[
         str | None,
-        typer.Option(help="budgets that plain training exceeds on these percentages of steps"),
+        typer.Option(
+            metavar="LIST",
+            help="budgets that plain training exceeds on these percentages of steps; by default "
+            + ",".join(f"{percent:g}" for percent in presets.USUAL.tight),
+        ),
     ] = None,
     between: Annotated[
-        str | None, typer.Option(help="budgets as shares, from 0 (all recomputed) to 1 (all kept)")
+        str | None,
+        typer.Option(
+            metavar="LIST", help="budgets as shares, from 0 (all recomputed) to 1 (all kept)"
+        ),
     ] = None,
-    budget: Annotated[str | None, typer.Option(help="budgets, such as 6GiB,8GiB")] = None,
-    steps: Annotated[int | None, typer.Option(min=2, help="steps per run")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="runs of each contestant")] = None,
-    scale: Annotated[int, typer.Option(min=1, help="multiplies the batch")] = 1,
-    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or amp")] = None,
-    attention: Annotated[str | None, typer.Option(help="eager or sdpa")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu")] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="LIST", help="budgets, such as 6GiB,8GiB")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            metavar="N",
+            help=f"steps per run, at least 2; {presets.USUAL.steps} by default",
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help=f"runs of each contestant; {presets.USUAL.rounds} by default",
+        ),
+    ] = None,
+    scale: Annotated[int, typer.Option(min=1, metavar="N", help="multiplies the batch")] = 1,
+    precision: Annotated[str | None, typer.Option(metavar="NAME", help="fp32, bf16 or amp")] = None,
+    attention: Annotated[str | None, typer.Option(metavar="NAME", help="eager or sdpa")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="cuda or cpu; by default cuda if there is one"),
+    ] = None,
     small: Annotated[
         bool | None, typer.Option(help="small models and lengths; the default on a CPU")
     ] = None,
-    seed: Annotated[int, typer.Option(help="random seed of weights and lengths")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="random seed of weights and lengths")] = 0,
     leg: Annotated[
         int | None,
         typer.Option(
             min=0,
+            metavar="N",
             help="steps per turn of a contestant, each in its own process; 0 runs one contestant "
             "after the other. By default 10 on a GPU, 0 on a CPU",
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="two tasks, one budget")] = False,
-    full: Annotated[bool, typer.Option("--full", help="everything, 300 steps a run")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help=_amounts(presets.QUICK))] = False,
+    full: Annotated[bool, typer.Option("--full", help=_amounts(presets.FULL))] = False,
     estimators: Annotated[bool, typer.Option(help="also compare estimators")] = True,
     tables: Annotated[
         bool, typer.Option(help="write tables and figures at the end; --report can do it later")
     ] = True,
     time_limit: Annotated[
-        float | None, typer.Option(help="stop after this many seconds, between two runs")
+        float | None,
+        typer.Option(metavar="SECONDS", help="stop after this time, between two runs"),
     ] = None,
     allow_dirty: Annotated[
         bool,
         typer.Option("--allow-dirty", help="measure uncommitted code; the results record this"),
     ] = False,
-    out: Annotated[Path, typer.Option(help="the results file; continued if it exists")] = Path(
-        "bench.jsonl"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="the results file; continued if it exists")
+    ] = Path("bench.jsonl"),
     report: Annotated[
-        list[Path] | None, typer.Option(help="measure nothing: report on these files")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="measure nothing: report on this file; may be repeated"),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="the folder for tables and figures")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="for tables and figures; by default named like --out, or like the first --report",
+        ),
     ] = None,
     into: Annotated[
-        Path | None, typer.Option(help="with --report: a page to insert the ratios and goals into")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="with --report: a page to insert the ratios and goals into"
+        ),
     ] = None,
 ) -> None:
     """Measure training under a memory budget, against peers, on this machine.

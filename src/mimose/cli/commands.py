@@ -12,8 +12,14 @@ import typer
 from rich.console import Console
 
 import mimose
+from mimose.cli.file_kinds import Kind, refuse_other_kinds
 from mimose.cli.main import PURPOSE
-from mimose.cli.outputs import need_matplotlib, print_remark, print_status
+from mimose.cli.outputs import (
+    need_matplotlib,
+    print_remark,
+    print_status,
+    refuse_picture_name,
+)
 from mimose.cli.report import Format, write_report
 from mimose.cli.user_errors import guarded
 from mimose.errors import ArgumentError
@@ -59,7 +65,12 @@ _JSON = typer.Option("--json", help="Print JSON instead.")
 )
 def report(
     file: Annotated[Path, typer.Argument(help="A recording, or results of mimose bench.")],
-    format: Annotated[Format, typer.Option(help="HTML page, Markdown or picture.")] = Format.html,
+    format: Annotated[
+        Format | None,
+        typer.Option(
+            help="HTML page, Markdown or picture; by default what --output is named like, or html."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Output file; - for standard output.")
     ] = None,
@@ -99,7 +110,11 @@ def plan(
         str | None, typer.Option(help="Plan with another planner, such as greedy.")
     ] = None,
     floor: Annotated[
-        str | None, typer.Option(help="Memory in use before a step; needed for a state_dict.")
+        str | None,
+        typer.Option(
+            help='Memory in use before a step, which explain calls "in use at the start"; needed '
+            "for a state_dict."
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Also draw a chart to this file (.png, .svg).")
@@ -115,9 +130,13 @@ def plan(
         )
     if plot is not None:
         refuse_file(plot, "--plot", like="plan.png")
-        need_matplotlib(plot)
+        need_matplotlib()
+        refuse_picture_name(plot)
+    refuse_other_kinds(file, Kind.recording, Kind.state)
     question = Question.about(file, planner, typed_bytes(floor, "--floor") if floor else None)
     print_remark(file, question.remark)
+    if question.from_state and lengths is None:
+        print_remark(file, question.remark_on_frequencies)
     weights = question.weights(lengths, samples=samples)
     forecast = question.forecast(weights, [typed_bytes(text) for text in budget or []])
     if plot is not None:
@@ -127,9 +146,9 @@ def plan(
     if as_json:
         print(json.dumps(asdict(forecast)))
         return
-    from mimose.cli.terminal import forecast_table
+    from mimose.cli.terminal import forecast_table, print_uncut
 
-    Console().print(forecast_table(forecast))
+    print_uncut(forecast_table(forecast))
     if plot is not None:
         print_status(f"wrote {plot}")
 
@@ -163,6 +182,7 @@ def compare(
     """Compare published planners on the costs of a recorded run, without training."""
     from mimose.cli.comparing import run_comparison
 
+    refuse_other_kinds(file, Kind.recording)
     budgets = [typed_bytes(text) for text in budget or []]
     files = run_comparison(file, size or [], budgets, time_limit, output, as_json, trace)
     for written in files:
@@ -208,7 +228,9 @@ def trace(
     if as_json:
         print(json.dumps(comparison.to_plain()))
     else:
-        Console().print(tracing.trace_table(comparison))
+        from mimose.cli.terminal import print_uncut
+
+        print_uncut(tracing.trace_table(comparison))
 
 
 @app.command(epilog="Examples: `mimose demo` · `mimose demo --output /tmp/demo.html`")

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
+from mimose.cli.terminal import add_columns, new_table, print_uncut
 from mimose.comparison import (
     LEGEND,
     Comparison,
@@ -58,18 +59,14 @@ def _refuse_output(output: Path, file: Path) -> None:
 
 
 def _print(comparison: Comparison) -> None:
-    console = Console()
-    for size in comparison.sizes:
-        console.print(headline(size))
-        console.print(_table(size))
-    for line in (LEGEND, *comparison.remarks):
-        console.print(line, markup=False)
+    tables = [part for size in comparison.sizes for part in (Text(headline(size)), _table(size))]
+    notes = map(Text, (LEGEND, *comparison.remarks))
+    print_uncut(Group(*tables, *notes))
 
 
 def _table(size: SizeComparison) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns(size):
-        table.add_column(name, justify="right", overflow="fold")
+    table = new_table()
+    add_columns(table, [name.replace("_", "\n").replace("+", "\n+") for name in columns(size)])
     for line in cells(size):
         table.add_row(*line)
     return table

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import NoReturn
 
 from torch import nn
 
@@ -48,8 +50,8 @@ def examine(
 
 def main(arguments: Sequence[str] | None = None, program: str = "mimose doctor") -> int:
     """Print the findings and return the exit status."""
-    options = _parser(program).parse_args(arguments)
     try:
+        options = _parser(program).parse_args(arguments)
         if not (options.model or options.config) and (options.blocks or options.exclude):
             raise ArgumentError("--blocks and --exclude need a model: add --model or --config")
         model = load_model(options.model) if options.model else None
@@ -64,8 +66,23 @@ def main(arguments: Sequence[str] | None = None, program: str = "mimose doctor")
     return 1 if any(finding.kind == PROBLEM for finding in found) else 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reports an invalid argument in one line, as the other commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            word = unknown.split()[0].partition("=")[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            near = difflib.get_close_matches(word, known)
+            possible = f" (Possible options: {', '.join(near)})" if near else ""
+            kind = "option" if word.startswith("-") else "argument"
+            message = f"No such {kind}: {word}{possible}"
+        raise ArgumentError(f"{message}. Try: {self.prog} --help")
+
+
 def _parser(program: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=program,
         description="Check this machine, and optionally a model, for problems.",
         epilog=_EXAMPLES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from torch import nn
@@ -31,7 +32,7 @@ def check_model(
         budget = "auto" if budget_bytes is None else budget_bytes
         auto_checkpoint(model, budget, blocks=select, exclude=exclude, allocator="leave").detach()
     except MimoseError as error:
-        what, _, remedy = str(error).partition(": ")
+        what, _, remedy = _typed(str(error)).partition(": ")
         yield Finding(PROBLEM, what, remedy)
         return
     yield Finding(OK, f"in {type(model).__name__}: {describe_blocks(blocks)}")
@@ -42,13 +43,19 @@ def check_model(
             NOTE,
             f"the blocks hold only {inside / whole:.0%} of the parameters: much memory may be used "
             "outside them",
-            'choose other blocks with blocks="…" if these are not the repeated layers',
+            "choose other blocks with --blocks if these are not the repeated layers",
         )
     yield from _floor(model, budget_bytes)
     if not model.training:
         yield Finding(
             NOTE, "the model is in eval mode, in which nothing is recomputed", "model.train()"
         )
+
+
+def _typed(message: str) -> str:
+    """A message with the options of the command line instead of `blocks=` and `exclude=`."""
+    message = message.replace(" or blocks=MyLayer", "")
+    return re.sub(r"""\b(blocks|exclude)=\[?['"]([^'"]*)['"]\]?""", r"--\1 '\2'", message)
 
 
 def _floor(model: nn.Module, budget_bytes: int | None) -> Iterator[Finding]:

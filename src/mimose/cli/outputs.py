@@ -34,14 +34,20 @@ def print_status(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def need_matplotlib(picture: Path) -> None:
-    """Raise unless matplotlib is there and can draw to a file of this name."""
+def need_matplotlib(what: str = "pictures") -> None:
+    """Raise unless matplotlib is there."""
     try:
-        from matplotlib.backend_bases import FigureCanvasBase
+        import matplotlib.backend_bases  # noqa: F401 (the module that pictures are drawn by)
     except ImportError:
         raise ArgumentError(
-            f"pictures need matplotlib: {pip_command('bench', 'matplotlib')}"
+            f"{what} need matplotlib: {pip_command('bench', 'matplotlib')}"
         ) from None
+
+
+def refuse_picture_name(picture: Path) -> None:
+    """Raise unless matplotlib can draw to a file of this name."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
     formats = FigureCanvasBase.get_supported_filetypes()
     if picture.suffix.lower().removeprefix(".") not in formats:
         known = ", .".join(sorted(formats))

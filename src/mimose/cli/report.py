@@ -7,9 +7,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from mimose.cli.outputs import need_matplotlib, print_remark, print_status, write
+from mimose.cli.file_kinds import Kind, kind_of, refuse_other_kinds
+from mimose.cli.outputs import (
+    need_matplotlib,
+    print_remark,
+    print_status,
+    refuse_picture_name,
+    write,
+)
 from mimose.errors import ArgumentError
-from mimose.reporting import Recording, is_recording, read_recording, refuse_file, refuse_folder
+from mimose.reporting import read_recording, refuse_file, refuse_folder, refuse_without_steps
 
 
 class Format(str, Enum):
@@ -19,22 +26,46 @@ class Format(str, Enum):
     md = "md"
     png = "png"
 
+    @property
+    def words(self) -> str:
+        """What a file of this format is."""
+        return {"html": "an HTML page", "md": "a Markdown page", "png": "a picture"}[self.value]
 
-def write_report(file: Path, format: Format, output: Path | None, *, as_json: bool) -> None:
+
+_BY_SUFFIX = {
+    **dict.fromkeys((".html", ".htm"), Format.html),
+    **dict.fromkeys((".md", ".markdown"), Format.md),
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".svg", ".pdf", ".webp"), Format.png),
+}
+
+
+def write_report(file: Path, format: Format | None, output: Path | None, *, as_json: bool) -> None:
     """Write the report on this file, by default beside it."""
     if output is not None and output.exists() and output.samefile(file):
         raise ArgumentError(f"--output {output} is the input file: name another one")
-    first = _first_line(file)
-    if first.startswith('{"kind":'):
+    kind = kind_of(file)
+    if kind is Kind.results:
         _refuse_terminal(file, format, output, as_json=as_json)
-        _report_on_benchmark(file, format, output)
-    elif first and not is_recording(first):
+        _report_on_benchmark(file, format or Format.html, output)
+        return
+    refuse_other_kinds(file, Kind.recording)
+    if kind is None and file.stat().st_size:
         raise ArgumentError(
             f"{file} is neither a recording nor benchmark results: record a run with "
             'auto_checkpoint(..., record="run.jsonl"), or run mimose bench'
         )
-    else:
-        _report_on_run(file, format, output, as_json=as_json)
+    _report_on_run(file, _format_for(format, output), output, as_json=as_json)
+
+
+def _format_for(format: Format | None, output: Path | None) -> Format:
+    """The format that was asked for, or that the name of the output has."""
+    named = None if output is None else _BY_SUFFIX.get(output.suffix.lower())
+    if format is not None and named not in (None, format):
+        raise ArgumentError(
+            f"--output {output} is {named.words}, but --format is {format.value}: give "
+            f"--format {named.value}, or another name"
+        )
+    return format or named or Format.html
 
 
 def _report_on_run(file: Path, format: Format, output: Path | None, *, as_json: bool) -> None:
@@ -43,7 +74,8 @@ def _report_on_run(file: Path, format: Format, output: Path | None, *, as_json: 
     target = output or file.with_suffix(f".{format.value}")
     if not as_json:
         _refuse_target(target, format)
-    recording = _with_steps(read_recording(file), file)
+    recording = read_recording(file)
+    refuse_without_steps(recording, file)
     print_remark(file, recording.remark)
     contents = contents_of(recording)
     if as_json:
@@ -59,13 +91,8 @@ def _refuse_target(target: Path, format: Format) -> None:
     if not to_terminal:
         refuse_file(target, "--output", like=f"run.{format.value}")
         if picture:
-            need_matplotlib(target)
-
-
-def _with_steps(recording: Recording, file: Path) -> Recording:
-    if not recording.steps:
-        raise ArgumentError(f"{file} has no finished steps yet: train a little longer")
-    return recording
+            need_matplotlib()
+            refuse_picture_name(target)
 
 
 def _write_contents(contents: Any, title: str, format: Format, target: Path) -> None:
@@ -81,8 +108,10 @@ def _write_contents(contents: Any, title: str, format: Format, target: Path) -> 
         write(make(contents, title), target)
 
 
-def _refuse_terminal(file: Path, format: Format, output: Path | None, *, as_json: bool) -> None:
-    if as_json or (str(output) == "-" and format is not Format.html):
+def _refuse_terminal(
+    file: Path, format: Format | None, output: Path | None, *, as_json: bool
+) -> None:
+    if as_json or (str(output) == "-" and format not in (None, Format.html)):
         raise ArgumentError(
             f"{file} contains benchmark results, which can be written as a page (html) or a "
             "folder (md, png), but not to the terminal or as --json. The file itself is JSON, "
@@ -93,6 +122,8 @@ def _refuse_terminal(file: Path, format: Format, output: Path | None, *, as_json
 def _report_on_benchmark(file: Path, format: Format, output: Path | None) -> None:
     from mimose.bench.extras import BenchError
 
+    _refuse_name_for_benchmark(format, output)
+    need_matplotlib("figures of benchmark results")
     try:
         if format is Format.html:
             from mimose.bench.page import benchmark_page
@@ -111,6 +142,11 @@ def _report_on_benchmark(file: Path, format: Format, output: Path | None) -> Non
         raise ArgumentError(str(error)) from None
 
 
-def _first_line(file: Path) -> str:
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        return lines.readline(65536)
+def _refuse_name_for_benchmark(format: Format, output: Path | None) -> None:
+    """Raise if the output's name is that of another format, or of a file where a folder is due."""
+    named = None if output is None else _BY_SUFFIX.get(output.suffix.lower())
+    if named is not None and (named, format) != (Format.html, Format.html):
+        raise ArgumentError(
+            f"--output {output} is the name of {named.words}, but benchmark results are written as "
+            "an HTML page, or with --format md or png as a folder: name one of these"
+        )

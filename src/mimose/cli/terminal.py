@@ -1,12 +1,15 @@
-"""Terminal output with rich: the table of a forecast, and the live view of the demo."""
+"""Terminal output with rich: tables that are never cut, and the live view of the demo."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -15,46 +18,69 @@ from mimose.reporting import Forecast, HostRow, Row
 from mimose.units import text_of
 
 _BAR_WIDTH = 44
+_UNLIMITED_WIDTH = 10_000
 
 
-def forecast_table(forecast: Forecast) -> RenderableType:
+def forecast_table(forecast: Forecast) -> Group:
     """One row per budget, and remarks."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    names = ["budget", "ms/step", "recompute ms", "recomputed", "too large"]
+    table = new_table()
+    names = ["budget", "ms/step", "recompute\nms", "recomputed", "too\nlarge"]
     names += ["unknown"] if forecast.unknown_share else []
-    names += ["largest n", "batch"] if forecast.dimension is not None else ["batch"]
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    names += ["largest\nn", "batch"] if forecast.dimension is not None else ["batch"]
+    add_columns(table, names)
     for row in forecast.rows:
         table.add_row(*_cells(row, forecast))
     tables = [table, _host_table(forecast)] if forecast.host_rows else [table]
     return Group(*tables, *(Text(line) for line in _remarks(forecast)))
 
 
+def print_uncut(parts: Group) -> None:
+    """Print tables at their full width: no value is cut in a pipe or a narrow terminal."""
+    console = Console()
+    unlimited = console.options.update(max_width=_UNLIMITED_WIDTH)
+    for part in parts.renderables:
+        wide = isinstance(part, Table)
+        width = Measurement.get(console, unlimited, part).maximum if wide else 0
+        Console(width=max(console.width, width)).print(part, markup=False)
+
+
+def new_table(title: str | None = None) -> Table:
+    """An empty table, narrow enough for 80 columns."""
+    return Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        title=title,
+        title_justify="left",
+    )
+
+
+def add_columns(table: Table, names: Sequence[str]) -> None:
+    """Add columns of numbers; a line break in a name saves width."""
+    for name in names:
+        table.add_column(name, justify="right", vertical="bottom", no_wrap=True)
+
+
 def _host_table(forecast: Forecast) -> Table:
     """What other host memory would buy."""
     budget = text_of(forecast.host_rows[0].row.budget_bytes)
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        title=f"host memory, at the recorded budget of {budget}",
-        title_justify="left",
-    )
-    for name in ("host memory", "used", "ms/step", "recompute ms", "waiting ms", "too large"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = new_table(f"host memory, at the recorded budget of {budget}")
+    names = ["host memory", "used", "ms/step", "recompute\nms", "waiting\nms", "too\nlarge"]
+    add_columns(table, names)
     for host_row in forecast.host_rows:
-        table.add_row(*_host_cells(host_row))
+        table.add_row(*_host_cells(host_row, forecast))
     return table
 
 
-def _host_cells(host_row: HostRow) -> list[str]:
+def _host_cells(host_row: HostRow, forecast: Forecast) -> list[str]:
     row = host_row.row
+    step, recompute, _ = _times(row, forecast)
     return [
         "any" if host_row.limit_bytes is None else text_of(host_row.limit_bytes),
         text_of(row.host_bytes) if row.host_bytes else "–",
-        _milliseconds(row.step_seconds),
-        _milliseconds(row.recompute_seconds),
-        _milliseconds(row.stall_seconds),
+        step,
+        recompute,
+        "–" if _nothing_fits(row, forecast) else _milliseconds(row.stall_seconds),
         _range(row.too_large_range),
     ]
 
@@ -66,9 +92,7 @@ def _milliseconds(seconds: float | None) -> str:
 def _cells(row: Row, forecast: Forecast) -> list[str]:
     cells = [
         text_of(row.budget_bytes),
-        _milliseconds(row.step_seconds),
-        _milliseconds(row.recompute_seconds),
-        f"{row.recomputed_share:.0%}",
+        *_times(row, forecast),
         _range(row.too_large_range),
     ]
     if forecast.unknown_share:
@@ -81,6 +105,22 @@ def _cells(row: Row, forecast: Forecast) -> list[str]:
     return cells
 
 
+def _times(row: Row, forecast: Forecast) -> list[str]:
+    """The time of a step, its recomputes, and the share of runs; dashes if no step fits."""
+    if _nothing_fits(row, forecast):
+        return ["–"] * 3
+    return [
+        _milliseconds(row.step_seconds),
+        _milliseconds(row.recompute_seconds),
+        f"{row.recomputed_share:.0%}",
+    ]
+
+
+def _nothing_fits(row: Row, forecast: Forecast) -> bool:
+    """Whether every step of known cost is certainly too large."""
+    return math.isclose(row.too_large_range[0], 1 - forecast.unknown_share)
+
+
 def _range(shares: tuple[float, float]) -> str:
     """The range of a share; a dash for zero."""
     low, high = (f"{share:.0%}" for share in shares)
@@ -90,27 +130,20 @@ def _range(shares: tuple[float, float]) -> str:
 
 
 def _remarks(forecast: Forecast) -> list[str]:
-    known = "known " if forecast.unknown_share else ""
-    about, off = ("about ", f" (±{forecast.uncertainty:.0%})") if forecast.uncertainty else ("", "")
     inputs = " and inputs on the host" if forecast.host_rows else ""
-    which = f"largest of {forecast.sizes} {known}input sizes"
     lines = [
-        f"The {which if forecast.sizes > 1 else 'only input size'} is {forecast.largest}. "
-        f"Below {about}"
-        f"{text_of(forecast.least_budget_bytes)}{off} it does not fit, even with everything "
-        f"recomputed{inputs}; from {about}{text_of(forecast.easy_budget_bytes)}{off} on "
-        f"{'every block of these sizes' if known else 'everything'} is kept.",
+        _bounds(forecast, inputs),
         "recompute ms: part of the step time; recomputed: share of block runs; too large: share of "
         "steps that do not fit.",
         f"batch: approximate largest batch at {forecast.largest} with everything "
         f"recomputed{inputs}."
         + (f" largest n: the longest {forecast.dimension} that fits." * bool(forecast.dimension)),
     ]
-    lines += _host_remarks(forecast)
+    lines += [*_host_remarks(forecast), *_meanings(forecast)]
     if forecast.extrapolated_share:
         lines.append(
-            f"{forecast.extrapolated_share:.1%} of the steps are larger than any recorded one: "
-            "their costs are extrapolated."
+            f"{forecast.extrapolated_share:.1%} of the steps are larger than any size that was "
+            "measured: their costs are extrapolated."
         )
     if forecast.unknown_share:
         lines.append(
@@ -118,6 +151,46 @@ def _remarks(forecast: Forecast) -> list[str]:
             "predicted from the recording; times and shares of runs exclude them."
         )
     return lines
+
+
+def _bounds(forecast: Forecast, inputs: str) -> str:
+    """The largest size, and the budgets between which it is planned for."""
+    known = "known " if forecast.unknown_share else ""
+    about, off = ("about ", f" (±{forecast.uncertainty:.0%})") if forecast.uncertainty else ("", "")
+    which = f"largest of {forecast.sizes} {known}input sizes"
+    return (
+        f"The {which if forecast.sizes > 1 else 'only input size'} is {forecast.largest}. "
+        f"Below {about}"
+        f"{text_of(forecast.least_budget_bytes)}{off} it does not fit, even with everything "
+        f"recomputed{inputs}; from {about}{text_of(forecast.easy_budget_bytes)}{off} on "
+        f"{'every block of these sizes' if known else 'everything'} is kept."
+    )
+
+
+def _meanings(forecast: Forecast) -> Iterator[str]:
+    """What dashes and ranges in this table mean, and what its planner misses."""
+    rows = [*forecast.rows, *(host_row.row for host_row in forecast.host_rows)]
+    if any(row.step_seconds is None for row in rows):
+        yield "ms/step is –: the file has no times of whole steps."
+    if any(_nothing_fits(row, forecast) for row in rows):
+        yield "Times are – where no step fits."
+    if forecast.dimension and any(row.largest is None for row in forecast.rows):
+        yield "largest n is –: too few lengths were measured to tell."
+    for row in rows:
+        if "–" in (text := _range(row.too_large_range))[1:]:
+            yield f"too large {text}: between these shares, since some costs are extrapolated."
+            break
+    if any(_planner_misses(row, forecast) for row in forecast.rows):
+        yield (
+            "At some budgets this planner's plans do not fit, although recomputing everything "
+            "would."
+        )
+
+
+def _planner_misses(row: Row, forecast: Forecast) -> bool:
+    """Whether a plan certainly exceeds a budget into which every step fits if recomputed."""
+    fits = row.budget_bytes >= forecast.least_budget_bytes * (1 + forecast.uncertainty)
+    return fits and row.too_large_range[0] > 0
 
 
 def _host_remarks(forecast: Forecast) -> list[str]:

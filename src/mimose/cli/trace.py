@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -111,7 +111,7 @@ def known_heuristics(names: Sequence[str]) -> list[str]:
     return list(names or HEURISTICS)
 
 
-def trace_table(comparison: Comparison) -> RenderableType:
+def trace_table(comparison: Comparison) -> Group:
     """One row per heuristic: the simulated time at each budget, over that of a plain run."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("heuristic", no_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 
@@ -26,7 +27,7 @@ def guarded(commands: typer.Typer, words: Sequence[str], program: str) -> int:
             raise
         if not error.format_message():  # without arguments click has printed the help
             return 0
-        text = error.format_message().removeprefix("Value error, ")
+        text = _plain(error.format_message(), words)
         text += "" if text.endswith((".", "?")) else "."
         context = getattr(error, "ctx", None)
         return _refused(
@@ -35,6 +36,38 @@ def guarded(commands: typer.Typer, words: Sequence[str], program: str) -> int:
     if status == INTERRUPTED:  # newer versions of click turn Ctrl-C into an exit
         raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
+
+
+_INVALID = re.compile(r"Invalid value for '([^']+)'[^:]*: (?:Value error, )?(.*)", re.DOTALL)
+_PROBLEMS = {
+    r"Input should be greater than or equal to (\S+)": r"give at least \1",
+    r"\S+ is not in the range x>=(\d+)\.?": r"give at least \1",
+    r"Input should be a valid integer.*": "give a whole number",
+    r"Input should be a valid number.*": "give a number",
+}
+"""What typer says of an option's value, and what to type instead."""
+
+
+def _plain(text: str, words: Sequence[str]) -> str:
+    """The message of the command line's parser, in the words of this one."""
+    invalid = _INVALID.fullmatch(text)
+    if invalid is None:
+        return text.removeprefix("Value error, ")
+    option, problem = invalid[1], invalid[2]
+    for pattern, remedy in _PROBLEMS.items():
+        if (found := re.fullmatch(pattern, problem)) is not None:
+            return f"{option} {_given(option, words)}: {found.expand(remedy)}"
+    return f"Invalid value for '{option}': {problem}"
+
+
+def _given(option: str, words: Sequence[str]) -> str:
+    """The value that was typed for an option."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == option:
+            return following
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return ""
 
 
 def _refused(program: str, message: str) -> int:

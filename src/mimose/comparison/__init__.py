@@ -37,12 +37,14 @@ from mimose.comparison.tables import (
     page_of_comparison,
 )
 from mimose.comparison.trace import Call, Constant, Event, Output, Release, Trace
+from mimose.comparison.trace_file import FORMAT as TRACE_FORMAT
 from mimose.comparison.trace_file import read_trace, write_trace
 from mimose.comparison.tracer import record_trace
 
 __all__ = [
     "HEURISTICS",
     "LEGEND",
+    "TRACE_FORMAT",
     "WITH_HOST",
     "Action",
     "Call",

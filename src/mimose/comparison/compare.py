@@ -23,7 +23,7 @@ from mimose.comparison.trace_file import read_trace
 from mimose.costs import InputSize, Option, Profile, extra_nanoseconds, peak
 from mimose.errors import ArgumentError
 from mimose.planning import Optimal, Plan, planner_named
-from mimose.reporting import Outlook, read_recording
+from mimose.reporting import Outlook, read_recording, refuse_without_steps
 from mimose.units import text_of
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
@@ -111,6 +111,8 @@ def compare(
         raise ArgumentError("--trace: give one --size, the size of the traced step")
     traced = None if trace is None else read_trace(trace)
     recording = read_recording(file)
+    if recording.unreadable:
+        refuse_without_steps(recording, file)
     outlook = Outlook.of(recording)
     known = _profiles(outlook, [step.size for step in recording.steps])
     if not known:

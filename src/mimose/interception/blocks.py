@@ -55,6 +55,7 @@ def find_blocks(
         if not found:
             raise BlocksError("blocks=[] selects no block: name some, or omit blocks=")
         _refuse_nesting(found)
+        _refuse_whole_model(found, blocks)
         _refuse_lists(found)
     return found if exclude is None else _without(found, model, exclude)
 
@@ -82,11 +83,9 @@ def _listed(blocks: list[Block]) -> str:
 
 
 _NOTHING_FOUND = (
-    "no blocks found in {model}: there is no ModuleList or Sequential, at any depth, with repeated "
-    "children that have submodules, or with large children that take the same arguments, nor a "
-    "Sequential of at least two layers. "
-    'Name them: blocks="encoder.layer.*", blocks=MyLayer, blocks=[model.a, model.b] or '
-    "blocks=lambda name, module: …"
+    "no blocks found in {model}: mimose looks for a ModuleList or Sequential of repeated modules, "
+    "or a Sequential with at least two layers that have parameters. Name the modules to plan for: "
+    'blocks="encoder.layer.*" or blocks=MyLayer'
 )
 
 
@@ -317,6 +316,14 @@ def _refuse_lists(blocks: list[Block]) -> None:
                 f"block {block.name!r} is a {type(block.module).__name__}, which is never called: "
                 f'select its children, blocks="{block.name}.*"'
             )
+
+
+def _refuse_whole_model(found: list[Block], blocks: Selector | Iterable[Selector]) -> None:
+    if any(block.name == "" for block in found):
+        raise BlocksError(
+            f"blocks={blocks!r:.60} selects the whole model: name the modules that repeat, such as "
+            "'layers.*'"
+        )
 
 
 def _refuse_nesting(blocks: list[Block]) -> None:

@@ -99,8 +99,7 @@ _EVAL_MODE = (
     "put single modules that should stay in eval mode (dropout, norms) into it"
 )
 _NOT_CALLED = (
-    "the model trains, but none of its blocks was called as a module, so nothing is planned. If it "
-    f"is compiled as a whole: {_ADVICE}. If the blocks' forward is called directly, or blocks= "
-    "selects modules that do not run: select modules that are called. If the blocks run without "
-    "gradients, in a reversible stack that recomputes them itself: there is nothing to plan"
+    "the model trains, but none of its blocks was called as a module, so nothing is planned. If "
+    "the model is compiled as a whole, compile its blocks instead: `for block in …: "
+    "block.compile()`. Other causes: docs/troubleshooting.md"
 )

@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 
 from mimose.errors import ArgumentError, BudgetError
-from mimose.units import parse_budget, text_of
+from mimose.units import EXAMPLES, parse_budget, text_of
 
 _AUTO_DIVISOR = 4
 """`"auto"` takes the free memory divided by this: data loaders need memory, too."""
+_USAGE = "'auto', 0 to switch the host options off, '16GiB', or a number of bytes"
 _CAP_IPC_LOCK = 14
 """The capability that lifts the limit on locked memory."""
 
@@ -32,13 +33,7 @@ def parse_host_memory(value: int | str) -> int | None:
     try:
         budget = parse_budget(value)
     except BudgetError as error:
-        problem = str(error).removeprefix(f"memory_budget={value!r} ")
-        if problem.startswith("means"):
-            raise ArgumentError(f"host_memory={value!r} {problem}") from None
-        raise ArgumentError(
-            f"host_memory={value!r} is not a memory size: write 'auto', 0 to switch the host "
-            "options off, '16GiB', or a number of bytes"
-        ) from None
+        raise ArgumentError(f"host_memory={value!r} {_problem(value, error)}") from None
     if budget.total_bytes is None:
         raise ArgumentError(
             f"host_memory={value!r}: a share of the host is not supported; write 'auto', '16GiB', "
@@ -51,6 +46,14 @@ def parse_host_memory(value: int | str) -> int | None:
             "give less, or 'auto'"
         )
     return budget.total_bytes
+
+
+def _problem(value: object, error: BudgetError) -> str:
+    """What is wrong with this value, and what to write instead."""
+    problem = str(error).removeprefix(f"memory_budget={value!r} ")
+    if isinstance(value, str) or problem.startswith("means"):
+        return problem.replace(EXAMPLES, _USAGE)
+    return f"is not a memory size: write {_USAGE}"
 
 
 def host_limit(requested: int | None, device: torch.device) -> int:

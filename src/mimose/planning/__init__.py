@@ -7,6 +7,7 @@ come from.
 from mimose.planning.plan import NO_PLAN, Plan
 from mimose.planning.plan_cache import CachedPlan, PlanCache
 from mimose.planning.planners import (
+    PLANNER_NAMES,
     Greedy,
     GreedyLiteral,
     Guarded,
@@ -21,6 +22,7 @@ from mimose.planning.planners import (
 
 __all__ = [
     "NO_PLAN",
+    "PLANNER_NAMES",
     "CachedPlan",
     "Greedy",
     "GreedyLiteral",

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from mimose.reporting.page.markdown import markdown_of
     from mimose.reporting.page.static_page import static_page
     from mimose.reporting.questions import Question
-    from mimose.reporting.reader import Recording, is_recording, read_recording
+    from mimose.reporting.reader import (
+        Recording,
+        is_recording,
+        read_recording,
+        refuse_without_steps,
+    )
     from mimose.reporting.what_if import Forecast, HostRow, Row
 
 __all__ = [
@@ -48,6 +53,7 @@ __all__ = [
     "refuse_file",
     "refuse_folder",
     "refuse_unwritable",
+    "refuse_without_steps",
     "static_page",
 ]
 
@@ -65,6 +71,7 @@ _LAZY = {
     "read_recording": "reader",
     "refuse_file": "outputs",
     "refuse_folder": "outputs",
+    "refuse_without_steps": "reader",
     "static_page": "page.static_page",
 }
 """The module that defines each lazily imported name."""

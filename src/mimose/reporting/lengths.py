@@ -26,6 +26,8 @@ def parse_lengths(text: str) -> dict[int, float]:
     weights: dict[int, float] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:[-–]\s*(\d+)\s*)?", part)
+        if match is None and re.search(r"[A-Za-z/\\]", text):
+            raise ArgumentError(f"lengths {text!r}: there is no such file; {_USAGE}")
         if match is None:
             raise ArgumentError(f"lengths {text!r} are neither numbers nor a file; {_USAGE}")
         low, high = int(match[1]), int(match[2] or match[1])

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mimose.costs import InputSize, StepObservation
 from mimose.errors import ArgumentError
 from mimose.estimation import CostModel
-from mimose.planning import planner_named
+from mimose.planning import PLANNER_NAMES, Planner, planner_named
 from mimose.reporting.lengths import padded, parse_lengths
 from mimose.reporting.outlook import Outlook
-from mimose.reporting.reader import is_recording, read_recording
+from mimose.reporting.reader import is_recording, read_recording, refuse_without_steps
 from mimose.reporting.recorded_lengths import RecordedLengths
 from mimose.reporting.what_if import Forecast, forecast
 
 _RESERVE_SHARE = 0.03
 """The initial reserve of a run; a state_dict does not contain the learned one."""
+_ZIP = b"PK"
+"""The first bytes of a file that `torch.save` wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Question:
     """The input size of each step."""
     remark: str = ""
     """A remark about damage to the file; empty if there is none."""
+    from_state: bool = False
+    """Whether the file is a saved state, which does not tell how often each size came."""
 
     @classmethod
     def about(cls, file: Path, planner: str | None, floor_bytes: int | None = None) -> Question:
@@ -42,6 +47,8 @@ class Question:
             raise ArgumentError(f"{file} is empty: no training step was recorded yet")
         if is_recording(first):
             recording = read_recording(file)
+            if recording.unreadable:
+                refuse_without_steps(recording, file)
             sizes = tuple(step.size for step in recording.steps)
             question = cls(Outlook.of(recording), sizes, recording.remark)
         else:
@@ -50,7 +57,7 @@ class Question:
             raise ArgumentError(f"{file} has no observed steps yet: train a few more steps")
         outlook = question.outlook
         if planner is not None:
-            outlook = replace(outlook, planner=planner_named(planner))
+            outlook = replace(outlook, planner=_typed_planner(planner))
         if floor_bytes is not None:
             outlook = replace(outlook, floor_bytes=floor_bytes)
         return replace(question, outlook=outlook)
@@ -80,7 +87,14 @@ class Question:
             missing_bytes=allocated,
             reserve_share=_RESERVE_SHARE,
         )
-        return cls(outlook, tuple(o.size for o in observations))
+        return cls(outlook, tuple(o.size for o in observations), from_state=True)
+
+    @property
+    def remark_on_frequencies(self) -> str:
+        """What the sizes of a saved state do not tell."""
+        count = len(set(self.sizes))
+        only = f"only the {count} sizes that were" if count > 1 else "only the size that was"
+        return f"a saved state has {only} measured, not how often each came: give --lengths"
 
     def weights(self, lengths: str | None, *, samples: bool) -> dict[InputSize, float]:
         """The frequency of each size: as recorded, or from these lengths.
@@ -122,12 +136,36 @@ def _state_in(file: Path) -> Mapping[str, Any]:
 
 
 def _torch_load(file: Path) -> Any:
+    """The contents of a file that `torch.save` wrote; None for another file."""
     import torch
 
+    with file.open("rb") as opened:
+        is_zip = opened.read(len(_ZIP)) == _ZIP
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception:
-        return None
+    except Exception as error:
+        if not is_zip:
+            return None
+        _refuse_saved(file, error)
+
+
+def _refuse_saved(file: Path, error: Exception) -> NoReturn:
+    """Say why a file that `torch.save` wrote cannot be loaded."""
+    if isinstance(error, pickle.UnpicklingError):
+        raise ArgumentError(
+            f"{file} contains more than tensors and plain values, which only the program that "
+            "saved it can load: save handle.state_dict() to a file of its own"
+        ) from None
+    raise ArgumentError(
+        f"{file} is damaged: torch.load cannot read it. Save handle.state_dict() again"
+    ) from None
+
+
+def _typed_planner(name: str) -> Planner:
+    """The planner of this name on the command line."""
+    if name not in PLANNER_NAMES:
+        raise ArgumentError(f"--planner {name!r} is unknown: use one of {', '.join(PLANNER_NAMES)}")
+    return planner_named(name)
 
 
 def _mappings(value: Any, depth: int) -> Iterator[Mapping[str, Any]]:

@@ -171,6 +171,22 @@ def _header(line: str, path: str | os.PathLike[str]) -> Header:
         ) from None
 
 
+def refuse_without_steps(recording: Recording, path: str | os.PathLike[str]) -> None:
+    """Raise if no step was recorded, or if none can be read."""
+    if recording.steps:
+        return
+    if not recording.unreadable:
+        raise ArgumentError(f"{path} has no finished steps yet: train a little longer")
+    lines = recording.unreadable
+    shown = ", ".join(map(str, lines[:3])) + (" …" if lines[3:] else "")
+    what = (
+        f"{len(lines)} lines cannot be read ({shown})"
+        if lines[1:]
+        else f"line {shown} cannot be read"
+    )
+    raise ArgumentError(f"{path}: {what} and no step is left: the file is damaged. {_RECORD_AGAIN}")
+
+
 class _Reader:
     """Parses the lines after the header and notes which are invalid."""
 
@@ -186,7 +202,7 @@ class _Reader:
             values: dict[str, Any] = json.loads(line)
             if not isinstance(values, dict):
                 raise TypeError(f"{line!r} is not a JSON object")
-            if "step" in values and "size" in values:
+            if "step" in values and "event" not in values:
                 self.recording.steps.append(self._step(values))
             elif "observation" in values:
                 observation = StepObservation.from_plain(values["observation"], self._blocks)

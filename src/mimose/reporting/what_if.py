@@ -37,7 +37,7 @@ class Row:
     recomputed_share: float
     """Share of block runs that are recomputed."""
     too_large_share: float
-    """Share of steps that do not fit even under the strictest plan."""
+    """Share of steps whose plan does not fit."""
     too_large_range: tuple[float, float]
     """Lower and upper limit of `too_large_share`, given the uncertainty of extrapolated peaks."""
     largest: Reach | None
@@ -73,7 +73,7 @@ class Forecast:
     """Relative uncertainty of these two budgets; 0 without extrapolation."""
     sizes: int
     extrapolated_share: float
-    """Share of steps larger than any recorded one; their costs are extrapolated."""
+    """Share of steps larger than any size that was measured; their costs are extrapolated."""
     unknown_share: float
     """Share of steps whose costs cannot be predicted; excluded from times and shares of runs."""
     dimension: str | None
@@ -200,13 +200,18 @@ def _too_large_range(
     plans: Mapping[InputSize, Plan],
     budget: int,
 ) -> tuple[float, float]:
-    """The share of steps that do not fit if peaks are as low, and as high, as they may be."""
+    """The share of steps that do not fit if peaks are as low, and as high, as they may be.
+
+    A plan that does not fit is certain to, unless its peak is uncertain. A plan that fits may still
+    have to give way to the strictest one if peaks are higher than predicted.
+    """
     lower = upper = 0.0
     for size, prediction in known.items():
-        least, fits = outlook.least_budget(prediction.profile), plans[size].fits
-        error = prediction.uncertainty * least
-        lower += shares[size] * (not fits and least - error > budget)
-        upper += shares[size] * (not fits or least + error > budget)
+        plan, doubt = plans[size], prediction.uncertainty
+        need = outlook.budget_for(prediction.profile, plan)
+        least = outlook.least_budget(prediction.profile)
+        lower += shares[size] * (not plan.fits and (not doubt or need * (1 - doubt) > budget))
+        upper += shares[size] * (not plan.fits or least * (1 + doubt) > budget)
     return lower, upper
 
 

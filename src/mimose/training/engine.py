@@ -111,7 +111,8 @@ class Engine:
     def __repr__(self) -> str:
         state = "attached" if self.attached else "detached"
         budget = text_of(self.budget_bytes) if self.budget_bytes else str(self.budget)
-        return f"<mimose on {len(self.block_names)} blocks, {budget}, {state}>"
+        count = len(self.block_names)
+        return f"<mimose on {count} block{'s' * (count != 1)}, {budget}, {state}>"
 
     @property
     def model(self) -> nn.Module:

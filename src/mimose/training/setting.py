@@ -140,9 +140,10 @@ def _budget_in_bytes(budget: Budget, meter: Meter, reading: Reading, device: tor
         device_bytes=meter.device_bytes, free_bytes=meter.free_bytes(), own_bytes=reading.held
     )
     if number > meter.device_bytes:
+        whose = "this machine's" if device.type == "cpu" else f"{device}'s"
         warn(
-            f"memory_budget={text_of(number)} is more than {device} has: the budget is its "
-            f"{text_of(meter.device_bytes)}"
+            f"memory_budget={text_of(number)} is more than {whose} "
+            f"{text_of(meter.device_bytes)}: the budget is that"
         )
         return meter.device_bytes
     if number <= reading.in_use:

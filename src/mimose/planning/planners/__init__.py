@@ -13,6 +13,7 @@ from mimose.planning.planners.strictest import strictest
 from mimose.planning.planners.trivial import KeepAll, RecomputeAll
 
 __all__ = [
+    "PLANNER_NAMES",
     "Greedy",
     "GreedyLiteral",
     "Guarded",
@@ -33,6 +34,8 @@ _BY_NAME: dict[str, type[Planner]] = {
     "keep_all": KeepAll,
     "recompute_all": RecomputeAll,
 }
+PLANNER_NAMES = tuple(_BY_NAME)
+"""What `planner=` accepts as a name."""
 
 
 def planner_named(planner: str | Planner) -> Planner:
