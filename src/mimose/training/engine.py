@@ -155,7 +155,11 @@ class Engine:
     def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
         """How the coming call of a block runs; the first one opens the step."""
         step = self._now.step
-        if step is None or step.backward.over or step.is_abandoned_by(block):
+        if (
+            step is None
+            or step.backward.over
+            or (block == step.calls.first_block and step.abandoned)
+        ):
             self._now.after_broken |= step is not None and step.broken
             step = self._open(args, kwargs)
         elif step.nesting.inner:

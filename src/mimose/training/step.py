@@ -254,10 +254,6 @@ class Step:
         """Whether its graphs are gone, or its backward broke off: a new step comes then."""
         return self.broken or self.backward.impossible
 
-    def is_abandoned_by(self, block: int) -> bool:
-        """Whether a call of this block begins a new step, because this one cannot go on."""
-        return block == self.calls.first_block and self.abandoned
-
     # What it tells
 
     @property
