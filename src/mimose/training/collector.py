@@ -38,7 +38,7 @@ class Collector(Listener):
     """Observes one step."""
 
     name = "ride"
-    """What `collector=` and recordings call it."""
+    """Its name in `collector=` and in recordings."""
     keeps = True
     """Whether it can measure blocks that are kept."""
 
@@ -60,24 +60,24 @@ class Collector(Listener):
         self._in_use_before = in_use_before
         self._known_unused = known_unused
         self._known = known or {}
-        """What runs cost before: some of it cannot be measured while they are kept."""
+        """The last known costs of runs, for what cannot be measured while they are kept."""
         self._under_autocast = torch.is_autocast_enabled(clock.device.type)
         self._runs: list[RunObservation] = []
         self._levels = _StepLevels()
         self._latest: RunObservation | None = None
-        """The run whose backward is under way."""
+        """The run whose backward is in progress."""
         self.held = 0
-        """What kept runs hold now, beyond what a step holds in which all are recomputed."""
+        """Bytes that kept runs hold now, beyond a step in which every run is recomputed."""
         self._away = 0
-        """Inputs of recomputed runs that wait on the host now."""
+        """Bytes of recomputed runs' inputs that are on the host now."""
         self._spoiled = self._over = self._retained = False
         self.look: Look | None = None
-        """Called at each moment at which something may have to be evicted."""
+        """Called whenever memory may have run short, to evict."""
 
     # The forward
 
     def run_begins(self, run: Run, args: Any, kwargs: Any, *, keep: bool) -> int:
-        """A block's forward is about to start, kept or not; the number of this run."""
+        """A block's forward is about to start. Returns the number of this run."""
         reading, shared, between = self.readings.read(), [], 0
         if self._levels.base is None:
             self._levels.base = reading.in_use
@@ -111,11 +111,11 @@ class Collector(Listener):
 
     @property
     def risen_bytes(self) -> int:
-        """How much more was in use when the last run began than at the step's start."""
+        """The increase of memory in use from the step's start to that of the last run."""
         return self._runs[-1].start_in_use - self._base if self._runs else 0
 
     def _settle_dropped(self) -> None:
-        """What kept runs hold of outputs that the model has dropped by now."""
+        """Count outputs that the model has dropped and only kept runs still hold."""
         for run in self._runs:
             if run.kept and run.tensors.saved_outputs and (dropped := run.dropped_output_bytes):
                 run.held += dropped
@@ -130,13 +130,13 @@ class Collector(Listener):
         self.held += max(0, seen.held - seen.casts)
 
     def before_head(self) -> None:
-        """The last run that the plan knows has returned."""
+        """The last planned run has returned."""
         reading = self.readings.read()
         self._levels.head_forward = max(self._levels.head_forward, reading.peak - self._others)
         self._look("head", len(self._runs), reading.in_use)
 
     def model_returns(self) -> None:
-        """The model's forward is done; the loss and the backward follow."""
+        """The model's forward has returned; the loss and the backward follow."""
         if self._levels.base is not None:
             self._settle_inputs()
             reading = self.readings.read()
@@ -145,7 +145,7 @@ class Collector(Listener):
             self._levels.head_forward = max(self._levels.head_forward, peak)
 
     def _settle_inputs(self) -> None:
-        """The last run is over and its caller has moved on: what of its input can be dropped?
+        """Measure which inputs of the last run could be dropped, now that its caller has moved on.
 
         Not what the first run takes (its caller often holds it), nor what the run before saves.
         """
@@ -196,7 +196,7 @@ class Collector(Listener):
             self._leave(self.readings.read())
 
     def backward_over(self, *, retained: bool) -> None:
-        """The step's backward is done; whether its graph outlives it."""
+        """The step's backward has ended; `retained` if its graph remains."""
         reading = self.readings.read()
         self._over, self._retained = True, retained
         if self._levels.tail is None:
@@ -205,19 +205,19 @@ class Collector(Listener):
         self.gradients.release()
 
     def leaves_blocks(self) -> None:
-        """The backward goes on in a model of another handle: what comes is no part of this one."""
+        """The backward continues in another handle's model, which is not part of this step."""
         if not self._over and self._levels.tail is None:
             self._note_tail(self.readings.read())
 
     def recomputed_instead(self) -> None:
-        """The last run was to be kept, ran out of memory, and is recomputed."""
+        """The last run ran out of memory while kept, and is recomputed."""
         if self._runs:
             last = self._runs[-1]
             last.kept, last.begun, last.ended = False, None, None
             last.start_in_use = self.readings.read().in_use
 
     def evicted(self, run: int, freed_bytes: int) -> None:
-        """The activations of a kept run were dropped, and so many bytes came free."""
+        """The activations of a kept run were evicted, which freed `freed_bytes`."""
         seen = self._runs[run]
         seen.kept, seen.held = False, max(0, seen.held - freed_bytes)
         in_backward = self._levels.head_backward is not None
@@ -234,7 +234,7 @@ class Collector(Listener):
                 return
 
     def input_left(self, run: Run, freed_bytes: int) -> None:
-        """It has left the device, and so many bytes came free."""
+        """The input of a run has left the device, which freed `freed_bytes`."""
         self._away += freed_bytes
         for seen in reversed(self._runs):
             if seen.run == run:
@@ -243,11 +243,11 @@ class Collector(Listener):
                 return
 
     def input_is_back(self, taken_bytes: int) -> None:
-        """It takes memory on the device again."""
+        """An input is back on the device and takes `taken_bytes`."""
         self._away -= taken_bytes
 
     def _enter(self, seen: RunObservation) -> Reading:
-        """The backward comes to a run."""
+        """The backward has reached a run."""
         reading, levels = self.readings.read(), self._levels
         if levels.head_backward is None:
             before = sum(each.held for each in self._runs)
@@ -270,7 +270,7 @@ class Collector(Listener):
         return reading
 
     def _leave(self, reading: Reading, mark: Any = None) -> None:
-        """The backward has left the run that it was in, at this mark of the clock."""
+        """The backward has left the latest run, at this mark of the clock."""
         latest = self._latest
         if latest is None:
             return
@@ -294,13 +294,13 @@ class Collector(Listener):
     # What came of it
 
     def spoil(self) -> None:
-        """What is measured in this step will not count: memory of the last one dies in it, say."""
+        """Discard the measurements of this step, because memory of another step distorts them."""
         self._spoiled = True
         self.readings.borrow([])
 
     @property
     def in_backward(self) -> bool:
-        """Whether the backward has come to a block, and is not done."""
+        """Whether the backward has reached a block and has not ended."""
         return self._levels.head_backward is not None and not self._over
 
     @property
@@ -383,7 +383,7 @@ class Collector(Listener):
 
 
 class _StepLevels:
-    """What is measured of the step, outside of its runs."""
+    """Levels of the step outside of its runs."""
 
     __slots__ = ("base", "head_backward", "head_forward", "previous", "tail")
 
@@ -394,4 +394,4 @@ class _StepLevels:
         self.head_backward: int | None = None
         self.tail: int | None = None
         self.previous = 0
-        """What of the previous step was alive in the forward and is gone in the backward."""
+        """Bytes of the previous step that were alive in the forward and freed by the backward."""

@@ -1,4 +1,4 @@
-"""What is decided for a step, as a value."""
+"""The decision for a step, as a value."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ AS_PLANNED, STRICTER, EVERYTHING = range(3)
 
 
 class PlanKey(NamedTuple):
-    """What a plan depends on."""
+    """Everything that a plan depends on: the key of the plan cache."""
 
     size: InputSize
     available_bytes: int
     missing: tuple[bool, ...]
-    """Which gradients do not exist when the step begins."""
+    """For a sample of parameters, whether the gradient does not exist at the step's start."""
     previous_bytes: int
-    """Outputs of the previous step that are gone in the backward."""
+    """Bytes of the previous step's outputs that are freed by the backward."""
     retained: bool
     later_bytes: int
     version: int
-    """Of the cost model."""
+    """The version of the cost model."""
     strictness: int
     beside_bytes: int = 0
-    """What steps of other handles take meanwhile."""
+    """Bytes that steps of other handles add while this one is open."""
     may_evict: bool = False
-    """Whether kept activations can be dropped if memory runs short."""
+    """Whether kept activations can be evicted if memory runs short."""
     link: int = 0
-    """What is known of the link to the host, as a number that changes with it."""
+    """`HostUse.version`: changes with the link's speed and the usable host memory."""
     done: tuple[Option, ...] = ()
-    """What the runs did that had run when it was planned."""
+    """The choices of runs that had already run when the plan was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class Decision:
     new: bool = False
     """Whether the plan was made for this step."""
     observed: bool = False
-    """Whether the step is run so as to learn from it."""
+    """Whether the step runs in order to learn from it."""
     measured: bool = False
-    """Whether a collector sees what its runs cost, observed or not."""
+    """Whether a collector measures the costs of its runs."""
     evictable: bool = False
-    """Whether kept activations may be dropped if memory runs short."""
+    """Whether kept activations may be evicted if memory runs short."""
 
     @property
     def trusted(self) -> bool:
@@ -83,7 +83,7 @@ class Decision:
         return self.with_choices(dict.fromkeys(self.cached.choices, Option.RECOMPUTE))
 
     def seen_by_all(self) -> Decision:
-        """The same step, observed with every run recomputed, as other ranks do it."""
+        """The same step, observed with every run recomputed."""
         return replace(UNKNOWN, available_bytes=self.available_bytes)
 
 

@@ -1,8 +1,8 @@
-"""The steps of one model: opened by its blocks, decided, carried out, learned from.
+"""Runs the steps of one model: opens, decides, carries out, and learns from each.
 
 Interceptors call this: the model's own (`forward_begins`, `forward_returned`, `forward_failed`) and
-those on its blocks (`direct`, which opens a step with its first block). What happens goes to
-subscribers as values.
+those on its blocks (`direct`, which opens a step with its first block). Events are
+passed to subscribers as values.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ log = logging.getLogger("mimose")
 
 @dataclass(slots=True)
 class _Now:
-    """The step that is open, and what is known of the one to come."""
+    """The open step, and what is known of the next one."""
 
     step: Step | None = None
     last: Step | None = None
-    """The step that was opened last, also if it is over."""
+    """The step opened last, whether it has ended or not."""
     announced: InputSize | None = None
     """The size of the batch that the model was called with, until its first block runs."""
     latest_size: InputSize | None = None
     in_use_before: int | None = None
-    """In use when the model was called, if the step may be observed."""
+    """In use when the model was called; read only if the step may be observed."""
     after_broken: bool = False
-    """Whether a step broke off, so that memory of it may die in the next one."""
+    """Whether a step broke off, so that its memory may be freed in the next one."""
     forward_failed: bool = False
     failure_reported: bool = False
     """Whether the user knows that the last step ran out of memory."""
     holes_seen: bool = False
-    """Whether memory lost between tensors was looked for after the step's forward."""
+    """Whether memory lost between tensors was measured after the step's forward."""
 
     def forget_step(self) -> None:
         self.step = self.announced = None
 
 
 class Engine:
-    """What happens while a model trains: steps opened, decided, carried out, learned from."""
+    """Receives the calls of a model and its blocks, and runs the steps of its training."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Engine:
 
     @property
     def budget_bytes(self) -> int | None:
-        """The budget in bytes; None before the first training step has settled a relative one."""
+        """The budget in bytes. A relative budget is None until the first training step."""
         return self.setting.budget_bytes if self.setting else self.budget.total_bytes
 
     def __repr__(self) -> str:
@@ -137,7 +137,7 @@ class Engine:
         self._set_allocator_up(device)
 
     def detach(self) -> None:
-        """Leave the model as it was before. What was learned stays readable."""
+        """Restore the model. What was learned remains readable."""
         if not self.attached:
             return
         self._state.detach(self._hooks.interceptors)
@@ -153,7 +153,7 @@ class Engine:
     # What the blocks and the model ask
 
     def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
-        """How the coming call of a block runs; the first one opens the step."""
+        """The directive for the next call of a block. The first call opens the step."""
         step = self._now.step
         if (
             step is None
@@ -167,14 +167,14 @@ class Engine:
         return step.direct(block, args, kwargs)
 
     def ran_out(self, block: int) -> None:
-        """Memory ran out while a block was to be kept: it, and what comes, is recomputed."""
+        """A kept block ran out of memory: it and all later blocks are recomputed."""
         self.events.memory_ran_out()
         self._notifications.recomputed_instead(self.block_names[block])
         if self._now.step is not None:
             self._now.step.ran_out()
 
     def forward_begins(self, args: Any, kwargs: Any) -> None:
-        """The model is called in training."""
+        """The model was called in training."""
         now, attachment = self._now, self._hooks.attachment
         now.forward_failed = False
         assert attachment is not None
@@ -203,7 +203,7 @@ class Engine:
             now.in_use_before = self.setting.meter.read().in_use
 
     def _look_for_rebuilt(self) -> None:
-        """Observe anew what blocks cost that are no longer what they were."""
+        """Forget all costs if blocks were replaced."""
         names = self._hooks.rebuilt_blocks()
         if names and self.setting is not None:
             self.setting.look_for_replaced(certain=True)
@@ -211,7 +211,7 @@ class Engine:
             self._notifications.changed(f"other modules were put into {name_pattern(names)}")
 
     def _another_pass(self, step: Step, size: InputSize) -> None:
-        """One more forward begins before the backward: is it what was expected?"""
+        """Another forward begins before the backward: compare it with the expected one."""
         whole = step.expected.with_pass(step.backward.passes, size)
         larger = whole is None or not whole <= step.expected
         if step.backward.passes + 1 >= MOST_PASSES:  # what stands for many must be just as expected
@@ -226,14 +226,14 @@ class Engine:
         step.another_pass(size, larger=larger)
 
     def forward_returned(self, out: Any) -> None:
-        """The model's forward is done."""
+        """The model's forward has returned."""
         if self._now.step is not None and self.setting is not None:
             self._now.step.model_returns(out)
             self._previous_outputs.remember(output_tensors(out))
             self._look_for_holes()
 
     def _look_for_holes(self) -> None:
-        """See, once a step and now and then, what its forward leaves lost between tensors."""
+        """Measure the memory lost between tensors, after the forward of some steps."""
         step = self._now.step
         if step is None or step.collector is not None or self.setting is None:
             return
@@ -242,7 +242,7 @@ class Engine:
             self.setting.history.forward_over(step.predicted_peak)
 
     def forward_failed(self) -> None:
-        """An exception left the model's forward: no backward will come."""
+        """The model's forward raised an exception, so no backward follows."""
         last = self._now.last
         self._now.forward_failed = True
         if self.setting is not None and (last is None or last.over):
@@ -314,7 +314,7 @@ class Engine:
             self._notifications.lost(now.last.size)
 
     def _settle(self) -> None:
-        """Settle device and bytes; before the model runs, where FSDP2 gathers its parameters."""
+        """Determine device and budget, before the model runs and FSDP2 gathers its parameters."""
         model = self.model
         self._set_allocator_up(device_of(model))
         self.setting = setting = Setting(
@@ -341,7 +341,7 @@ class Engine:
         )
 
     def _set_allocator_up(self, device: torch.device) -> None:
-        """When attaching, or at the first step if the model came to the device since."""
+        """Configure the allocator; at the first step again, if the model was moved since."""
         if self._allocator.take(device):
             give_back = weakref.finalize(self.model, self._allocator.give_back)
             give_back.atexit = False
@@ -364,7 +364,7 @@ class Engine:
             self._notifications.changed(change)
 
     def _take_over(self) -> None:
-        """From checkpointing that was on before, or that a trainer has switched on since."""
+        """Switch off the model's own checkpointing if it is on, and log that."""
         assert self._hooks.attachment is not None
         takeover = self._hooks.attachment.takeover
         if takeover.refresh() or (takeover and self.setting is None):
@@ -381,7 +381,7 @@ class Engine:
             self._learner.later_backward_over(step, self.setting)
 
     def read_observations(self) -> None:
-        """Learn from observed steps at once; take their times in when the device can tell."""
+        """Learn from observed steps: bytes at once, times when the device has reported them."""
         self._learner.read_observations(self.setting)
 
     # What is kept across runs
@@ -392,7 +392,7 @@ class Engine:
         return self._state.to_plain(self._hooks.interceptors)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Know what `state` gave; refused with a warning if it is of something else."""
+        """Load the result of `state`; a state of something else is refused with a warning."""
         self._state.load(state, self._hooks.interceptors)
 
     @property
@@ -403,7 +403,7 @@ class Engine:
     # What a retry asks
 
     def rewind_point(self) -> Rewind:
-        """The way back to this moment."""
+        """The present state, to which a retry can return."""
         model = self.model
         if self._rewind_store is None:
             device = next(model.parameters()).device
@@ -412,11 +412,11 @@ class Engine:
         return Rewind(self._rewind_store)
 
     def be_as_strict_as(self, strictness: int) -> None:
-        """From now on, plan so strictly."""
+        """Set how strict the next plans are."""
         self.scheduler.strictness = strictness
 
     def give_up_step(self) -> bool:
-        """Forget the step that failed; whether it kept anything."""
+        """Discard the failed step. Returns whether it kept anything."""
         now, step = self._now, self._now.last
         now.forget_step()
         now.after_broken, now.forward_failed = True, False
@@ -446,7 +446,7 @@ class Engine:
         return self._now.forward_failed
 
     def does_not_fit(self) -> str:
-        """What cannot be helped, in words and numbers."""
+        """Why the batch fits no plan, with numbers."""
         if self.setting is not None:
             self.setting.history.forgive_failures()
         size, last = self._now.latest_size or "of unknown size", self._now.last

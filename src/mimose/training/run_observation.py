@@ -12,52 +12,52 @@ from mimose.training.boundary_tensors import BoundaryTensors, bytes_of_storages
 
 @dataclass(slots=True)
 class RunBackward:
-    """What is known so far of one run's backward."""
+    """Measurements of one run's backward."""
 
     awaited: bool = False
-    """Whether it is to come: the run's output depends on something that is trained."""
+    """Whether a backward is expected: the output depends on something that is trained."""
     entered: bool = False
-    """Whether it came."""
+    """Whether the backward has reached the run."""
     late: bool = False
-    """Whether it came in another backward, after the step's."""
+    """Whether that was in a later backward, after the step's own."""
     entry: int = 0
-    """The level when it came; bytes above the step's start, with nothing of other runs kept."""
+    """The level at that moment: bytes above the step's start, less what other runs keep."""
     peak: int = 0
-    """Its peak above `active_in_use`."""
+    """The peak above `active_in_use`."""
     active_in_use: int = 0
-    """The reading once the run's activations are there for it."""
+    """In use when the activations are there, kept or rebuilt."""
     gradients: int = 0
-    """Gradients that were allocated before it."""
+    """Bytes of gradients that were allocated before it."""
     begun: Any = None
-    """When it began, after a recompute."""
+    """When it began; after the recompute, if there was one."""
     ended: Any = None
 
 
 @dataclass(slots=True)
 class RunObservation:
-    """What is known so far of one run. Levels are bytes above the step's start, with nothing of
-    other runs kept; `…_in_use` are readings."""
+    """Measurements of one run. Levels are bytes above the step's start, less what other runs
+    keep; `…_in_use` are readings."""
 
     run: Run
     start: int
     start_in_use: int
     tensors: BoundaryTensors
     kept: bool
-    """Whether its activations are there: kept, and not evicted."""
+    """Whether its activations are kept, and not evicted."""
     between: int = 0
-    """Peak since the end of the run before."""
+    """Peak between the end of the previous run and the start of this one."""
     casts: int = 0
-    """What it leaves behind until the forwards are over, kept or not: casts of its weights."""
+    """Casts of its weights, which stay until the forwards are over, kept or not."""
     forward: int = 0
     """Peak of its forward."""
     was_kept: bool = False
     """Whether its forward kept its activations."""
     held: int = 0
-    """What it holds beyond its outputs, if it is kept."""
+    """Bytes that it holds beyond its outputs, if it is kept."""
     input_leaves: bool = False
-    """Whether its input is on its way to the host, and has not left the device."""
+    """Whether its input is being copied to the host and is still on the device."""
     fixed: bool = True
-    """Whether it ran without a frame: it cannot be recomputed."""
+    """Whether it ran without a frame, because it cannot be recomputed."""
     saved: int = 0
     spike: int = 0
     begun: Any = None
@@ -66,11 +66,11 @@ class RunObservation:
 
     @property
     def unused(self) -> bool:
-        """Whether the loss did not depend on it."""
+        """Whether the loss does not depend on it."""
         return self.backward.awaited and not self.backward.entered
 
     def forward_ends(self, end: ForwardEnd, in_use: int, peak: int) -> None:
-        """Its forward is over, with this reading."""
+        """Record the end of its forward."""
         self.fixed = False
         self.forward = peak - self.start_in_use
         self.tensors.forward_ends(end)
@@ -85,12 +85,12 @@ class RunObservation:
 
     @property
     def dropped_output_bytes(self) -> int:
-        """What it holds of outputs that the model has dropped."""
+        """Bytes of outputs that the model has dropped and this run still holds."""
         living = self.tensors.output_saved + self.tensors.waiting_bytes
         return max(0, self.saved - self.held - living)
 
     def cost(self, start_before: int, nanoseconds: int, backward_nanoseconds: int) -> RunCost:
-        """What counts of it; `start_before` is where the run before started."""
+        """The costs of the run; `start_before` is the level at which the previous run started."""
         saved, output_saved = max(0, self.saved), self.tensors.output_saved
         boundary = self.start - start_before
         return RunCost(

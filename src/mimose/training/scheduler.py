@@ -1,4 +1,4 @@
-"""From a batch's size and the memory in use to a decision, and what steps teach about that.
+"""Decide how each step runs, from the batch's size and the memory in use.
 
 The paper's scheduler with its plan cache.
 """
@@ -30,7 +30,7 @@ in its batch: of 1,935 steps on a CPU whose memory depended on content, none too
 times what was expected for its size."""
 
 _AT_STAKE = 0.7
-"""The share of the limit from which on a peak matters even if nothing is recomputed."""
+"""Above this share of the limit, a deviating peak matters even if nothing is recomputed."""
 
 
 class Scheduler:
@@ -40,18 +40,18 @@ class Scheduler:
         self.planner = planner
         self.cache = PlanCache()
         self.cost_model = CostModel()
-        """What is known in the present regime."""
+        """The costs learned in the present regime."""
         self.strictness = AS_PLANNED
         self._cost_models = CostModels()
         self._plans = PlanMaker(planner, self.cache)
 
     def enter(self, regime: Regime) -> str | None:
-        """A step runs in this regime; if it is a new one, what is different from the last one."""
+        """Enter the regime of the coming step. Returns what changed, if the regime is new."""
         self.cost_model, change = self._cost_models.enter(regime)
         return change
 
     def forget(self) -> None:
-        """Nothing that is known holds any longer."""
+        """Discard everything that was learned."""
         self.cost_model = CostModel()
         self._cost_models = CostModels()
         self.cache.clear()
@@ -64,7 +64,7 @@ class Scheduler:
     # Before a step
 
     def turn_to_coming_step(self, setting: Setting) -> tuple[bool, ...]:
-        """Predict for the kind of step that comes now: one that allocates gradients, or not.
+        """Predict for the kind of the coming step: one that allocates gradients, or adds to them.
 
         Returns which gradients do not exist yet, by a sample.
         """
@@ -153,7 +153,7 @@ class Scheduler:
     def _available(
         self, setting: Setting, size: InputSize, reading: Reading, previous_bytes: int
     ) -> tuple[int, int]:
-        """What the step may rise by, and how much of the previous outputs its backward gives back.
+        """The bytes that the step may add, and those of previous outputs that its backward frees.
 
         Previous outputs take from the forward: the most that they may be is taken, the least given
         back.
@@ -168,7 +168,7 @@ class Scheduler:
     def plan_rest(
         self, setting: Setting, size: InputSize, decision: Decision, done: tuple[Option, ...]
     ) -> CachedPlan | None:
-        """The plan for a step whose first runs are `done`, now that its next pass is known.
+        """A plan for the rest of a step whose first runs are `done`, once its next pass is known.
 
         None if what was decided for the size that was expected had better stay. Bytes of theirs
         that wait on the host count as if they were on the device: they come back before all of
@@ -189,7 +189,7 @@ class Scheduler:
     # After a step
 
     def step_over(self, step: Step, real_rise: int | None, limit: int) -> None:
-        """A step rose so far above its start; None if that could not be seen.
+        """A step has ended that rose `real_rise` bytes above its start; None if not measured.
 
         Its peak matters if a block was recomputed, or if memory came near `limit`.
         """
@@ -217,7 +217,7 @@ class Scheduler:
             cost_model.peaked(step.expected, predicted_rise, real_rise, matters=matters)
 
     def later_backward_over(self, before: int, real: int, planned_with: int) -> None:
-        """One more backward through a graph, which was to peak at `before`, peaked at `real`.
+        """A later backward through a graph peaked at `real`, where `before` was expected.
 
         `planned_with` is what the step's plan already had for it.
         """
@@ -225,7 +225,7 @@ class Scheduler:
             self.cost_model.note_later_backward(planned_with + real - before)
 
     def failed(self, step: Step) -> None:
-        """A step has run out of memory: is what it was planned from still true?"""
+        """A step has run out of memory: doubt the prediction that it was planned from."""
         if step.kept_anything:
             step.cost_model.reliability.failed(step.expected)
 
@@ -235,31 +235,37 @@ class Scheduler:
             self.failed(broken)
 
     def learn(self, observation: StepObservation) -> bool:
-        """Learn from an observation; whether that voided what was known."""
+        """Learn from an observation. Returns whether it voided all older ones."""
         return self.cost_model.learn(observation)
 
     # Files
 
     def to_plain(self) -> list[dict[str, Any]]:
-        """What is known, by regime; plain numbers and strings."""
+        """The learned costs of all regimes, in plain numbers and strings."""
         return self._cost_models.to_plain()
 
     def take_in(self, plain: list[Mapping[str, Any]], blocks: int) -> None:
-        """Know again, of a model of so many blocks, what `to_plain` gave: all of it or nothing."""
+        """Load the result of `to_plain` for a model with this number of blocks.
+
+        Nothing is loaded if it is invalid, and an error is raised.
+        """
         self._cost_models.load_plain(plain, blocks)
         self.cache.clear()
         if self.regime is not None:
             self.enter(self.regime)
 
     def why_unknown(self) -> str | None:
-        """Why what was taken in does not serve the present regime; None if it does."""
+        """Why loaded costs do not apply to the present regime; None if they do."""
         return None if self.cost_model.observed else self._cost_models.difference_from_others()
 
 
 def _with_one_recomputed_of_each_kind(decision: Decision) -> Decision:
-    """The same for a step that is observed: the forward peak of a block that saves nothing, and
-    whether its input could wait on the host, cannot be seen while it is kept, and one block shows
-    it for all that are alike. Not the first one: the model's caller often holds its input."""
+    """The same decision for an observed step, with one block of each kind recomputed.
+
+    The forward peak of a block that saves nothing cannot be measured while it is kept, nor whether
+    its input could move to the host. One block shows both for all of its kind. It is not the first
+    one, since the caller of the model often holds its input.
+    """
     profile, choices = decision.cached.profile, dict(decision.cached.choices)
     if profile is None:
         return decision
@@ -274,12 +280,12 @@ def _with_one_recomputed_of_each_kind(decision: Decision) -> Decision:
 
 
 def _on_device(option: Option) -> Option:
-    """The option that holds on the device what this one moves."""
+    """The same option without moving bytes to the host."""
     if not option.moves:
         return option
     return Option.RECOMPUTE if option.recomputes else Option.KEEP
 
 
 def _is_roomy(plan: Plan, available: int) -> bool:
-    """Whether everything is kept and far from what is available."""
+    """Whether the plan keeps everything and stays far below what is available."""
     return plan.keeps_all and plan.peak_bytes <= _ROOMY * available

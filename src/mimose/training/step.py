@@ -33,7 +33,7 @@ _After = Callable[[Any, Any], None]
 
 
 class Step:
-    """Carries a decision out: answers how each call of a block runs."""
+    """Carries out a decision: returns the directive for each call of a block."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Step:
     ) -> None:
         self.decision = decision
         self.cost_model = cost_model
-        """What its plan was made from."""
+        """The cost model that the plan was made from."""
         self.start = start
         self.expected = expected
-        """The size that it was decided for, with passes that are still to come."""
+        """The size of the whole step, expected passes included."""
         self.size = size
-        """Its size, as far as its passes have come."""
+        """The size of the passes that have begun; in planned steps, the expected size."""
         self.collector = collector
         self.evictor = evictor
         self._transfers = transfers
@@ -69,14 +69,14 @@ class Step:
         self.nesting = Nesting()
         self.surprises: set[Surprise] = set()
         self.after_broken = False
-        """Whether memory of a step that broke off was still held at its start."""
+        """Whether memory of an unfinished step was still held at the start."""
         self.after_forward: list[Callable[[], None]] = []
-        """Called when the last run that the plan knows has returned."""
+        """Called when the last planned run has returned."""
         self._trials: Trials | None = None
         self._follow()
 
     def _take(self, choices: dict[Run, Option]) -> None:
-        """Run as chosen here; the mapping is shared with other steps, and never written to."""
+        """Use these choices. The mapping is shared with other steps and must not be changed."""
         self._choices = choices
         self._last_planned = next(reversed(choices), None)
 
@@ -91,7 +91,7 @@ class Step:
     # How blocks run
 
     def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
-        """How the coming call of this block runs."""
+        """The directive for the next call of this block."""
         run = self.calls.next(block)
         option = self._choices.get(run)
         after: _After | None = self.backward.watch if self.backward.pending else None
@@ -123,7 +123,7 @@ class Step:
         return Directive(option, number, collector or evictor, evictor, guarded, after, mover)
 
     def _unknown(self, run: Run, after: _After | None) -> tuple[Option, _After | None]:
-        """The plan does not know this run: it is recomputed."""
+        """Recompute a run that is not in the plan."""
         if run in self.cost_model.unused:
             self.calls.unplanned += 1
             after = _both(after, _Beside(self, run))
@@ -132,15 +132,15 @@ class Step:
         return Option.RECOMPUTE, after
 
     def _be_strict(self, run: Run) -> None:
-        """Another run was expected: what has not run yet is recomputed. What is kept by then is
-        what the plan had kept by then."""
+        """Recompute all remaining runs, because another run was expected now. What is kept so far
+        is what the plan keeps up to here."""
         surprise = Surprise.RUNS_SKIPPED if self.calls.skipped else Surprise.OTHER_ORDER
         self.surprises.add(surprise)
         self._choices = {**self._choices, run: Option.RECOMPUTE}
         self.recompute_the_rest()
 
     def recompute_the_rest(self) -> None:
-        """Whatever comes from now on is recomputed."""
+        """Recompute all runs that have not begun."""
         self._choices = {
             run: option if self.calls.has_come(run) else Option.RECOMPUTE
             for run, option in self._choices.items()
@@ -149,19 +149,19 @@ class Step:
         self._follow()
 
     def ran_out(self) -> None:
-        """Memory ran out in a kept run, which is recomputed instead."""
+        """A kept run ran out of memory and is recomputed instead."""
         self.surprises.add(Surprise.OUT_OF_MEMORY)
         if self.collector is not None:
             self.collector.recomputed_instead()
         self.recompute_the_rest()
 
     def is_used(self, run: Run) -> None:
-        """The backward comes to a run that no loss was known to use: no plan knows it."""
+        """The backward has reached a run that no loss used before, so no plan includes it."""
         self.cost_model.unused.discard(run)
         self.surprises.add(Surprise.UNKNOWN_RUN)
 
     def _forward_ends(self, *_: Any) -> None:
-        """The last run that the plan knows has returned."""
+        """The last planned run has returned."""
         if self._transfers is not None:
             self._transfers.after_last_forward()
         if self.evictor is not None:
@@ -173,14 +173,14 @@ class Step:
 
     @property
     def forward_is_over(self) -> bool:
-        """Whether no more passes are expected."""
+        """Whether no more runs are expected."""
         last = self._last_planned
         return last is not None and self.calls.has_come(last)
 
     # Several passes
 
     def another_pass(self, size: InputSize, *, larger: bool) -> None:
-        """One more forward begins before the backward, `larger` than what was expected."""
+        """Another forward begins before the backward; `larger` if it exceeds the expected one."""
         if larger:
             self.recompute_the_rest()
         if self.collector is not None:
@@ -189,13 +189,13 @@ class Step:
 
     @property
     def choices_so_far(self) -> tuple[Option, ...] | None:
-        """What its runs did until now; None if they did not come in the order of the plan."""
+        """The choices of the runs so far; None if they did not follow the order of the plan."""
         done = [self.calls.has_come(run) for run in self._choices]
         ran = done.index(False) if False in done else len(done)
         return None if any(done[ran:]) else tuple(self._choices.values())[:ran]
 
     def plan_rest(self, size: InputSize, cached: CachedPlan, *, may_skip: bool) -> None:
-        """The next pass has shown how large the step is: runs still to come have another plan."""
+        """Use a new plan for the remaining runs, now that the size of the step is known."""
         self.expected, self.plan = size, cached.plan
         if self.collector is None:
             self.size = size
@@ -209,7 +209,8 @@ class Step:
     # Its end
 
     def model_returns(self, out: Any) -> None:
-        """The model's forward is done. Where no block has shown a tensor, its output must do."""
+        """The model's forward has returned. If no block returned a tensor with a graph, watch the
+        output of the model instead."""
         if self.collector is not None:
             self.collector.model_returns()
         if self.backward.blind:
@@ -219,13 +220,13 @@ class Step:
                 node.register_prehook(self.goes_on)
 
     def goes_on(self, *_: Any) -> None:
-        """This step runs on (another block, or its backward) after steps of other handles."""
+        """This step continues (another block, or its backward) after steps of other handles."""
         for inner in self.nesting.goes_on():
             if not inner.over:
                 inner.outer_goes_on(self)
 
     def outer_goes_on(self, outer: Step) -> None:
-        """The step around this one runs again, while this one is open."""
+        """The outer step continues while this one is open."""
         self.nesting.interrupted |= not self.backward.begun
         outer.nesting.interrupts |= self.nesting.interrupted
         if self.collector is None:
@@ -245,13 +246,14 @@ class Step:
 
     @property
     def broken(self) -> bool:
-        """Whether its backward has begun and never ended."""
+        """Whether the backward has begun and has not ended."""
         begun = self.backward.begun or (self.collector is not None and self.collector.in_backward)
         return begun and not self.over
 
     @property
     def abandoned(self) -> bool:
-        """Whether its graphs are gone, or its backward broke off: a new step comes then."""
+        """Whether the graphs are gone or the backward broke off, so that the next call of a block
+        opens a new step."""
         return self.broken or self.backward.impossible
 
     # What it tells
@@ -262,26 +264,26 @@ class Step:
 
     @property
     def trusted(self) -> bool:
-        """Whether it ran under a plan whose prediction is trusted."""
+        """Whether the step runs under a plan with a trusted prediction."""
         return self.has_plan and self.decision.trusted
 
     @property
     def tried_blocks(self) -> bool:
-        """Whether a block was tried in it: recomputed at once, with a peak of its own."""
+        """Whether a block was tried in this step: its immediate recompute adds to the peak."""
         return self._trials is not None and self._trials.any_since
 
     def count_trials(self, trials: Trials) -> None:
-        """Notice blocks that are tried from now on."""
+        """Count the blocks that are tried from now on."""
         self._trials = trials
 
     @property
     def ran_as_planned(self) -> bool:
-        """Whether it had as many runs as its plan knows: fewer need less."""
+        """Whether the step had as many runs as the plan. Fewer runs need less memory."""
         return self.calls.count - self.calls.unplanned == len(self.plan.choices)
 
     @property
     def done_plan(self) -> Plan:
-        """Its plan, with the runs that were evicted recomputed."""
+        """The plan as it was carried out: evicted runs were recomputed."""
         evicted = None if self.evictor is None else self.evictor.evicted
         if not evicted:
             return self.plan
@@ -294,13 +296,13 @@ class Step:
 
     @property
     def comparable(self) -> bool:
-        """Whether its peak tells how good its prediction was, if it had one."""
+        """Whether the real peak can be compared with the predicted one."""
         told = self.has_plan and self.nesting.told_of_others
         return told and not (self.tried_blocks or self.after_broken)
 
     @property
     def own_peak(self) -> int:
-        """The predicted peak of the whole process, if no other handle's step keeps anything.
+        """The predicted peak of the whole process, without what steps of other handles keep.
 
         What could be evicted is, rather than exceed what is available.
         """
@@ -315,14 +317,14 @@ class Step:
         return max(self.own_peak, self.nesting.others_peak)
 
     def real_peak(self, end: Reading) -> int | None:
-        """The step's peak, as far as it can be seen: if it is higher than what was before."""
+        """The peak of the step; None if an earlier peak was higher and hides it."""
         if self.collector is not None:
             return max(self.collector.readings.peak, end.peak)
         return end.peak if end.peak > self.start.peak else None
 
 
 class _Beside:
-    """Hears the backward come to a run that no loss was known to use."""
+    """Notices when the backward reaches a run that no loss used before."""
 
     def __init__(self, step: Step, run: Run) -> None:
         self._step = weakref.ref(step)
@@ -340,7 +342,7 @@ class _Beside:
 
 
 def _both(first: _After | None, second: _After | None) -> _After | None:
-    """One after the other."""
+    """A callable that calls both, in this order."""
     if first is None or second is None:
         return second if first is None else first
 
