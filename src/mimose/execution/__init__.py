@@ -5,6 +5,7 @@ buffers and attributes of its forward. Knows neither models nor plans.
 """
 
 from mimose.execution.arguments import ArgumentCopies, are_plain
+from mimose.execution.attributes import AttributeSlot
 from mimose.execution.autograd import (
     ForwardEnd,
     Listener,
@@ -26,6 +27,8 @@ from mimose.execution.caches import CacheUse, holds_cache, may_take_cache, outpu
 from mimose.execution.collectives import CollectivesIssued, is_distributed
 from mimose.execution.context import ExecutionContext, on_unsupported_device
 from mimose.execution.dry_run import DryRun
+from mimose.execution.former_attributes import AllAttributes, FormerAttributes
+from mimose.execution.generators import Generator, OtherGenerators
 from mimose.execution.later_changes import (
     ChangeDetector,
     ModuleStructure,
@@ -45,8 +48,10 @@ from mimose.execution.side_effects import (
 from mimose.execution.swapped_parameters import SwappedParameters, parameter_slots
 
 __all__ = [
+    "AllAttributes",
     "ArgumentCopies",
     "ArgumentsOfStep",
+    "AttributeSlot",
     "AttributeSnapshot",
     "BufferSlot",
     "BufferSnapshot",
@@ -56,14 +61,17 @@ __all__ = [
     "DryRun",
     "ExecutionContext",
     "FirstRunObserver",
+    "FormerAttributes",
     "ForwardEnd",
     "Found",
     "Frame",
+    "Generator",
     "Guard",
     "Listener",
     "ModuleStructure",
     "MovedStorage",
     "NewChanges",
+    "OtherGenerators",
     "SideEffects",
     "StateBeforeForward",
     "SwappedParameters",
