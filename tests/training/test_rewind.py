@@ -279,6 +279,104 @@ def test_large_tensor_of_a_block_that_is_changed_in_place_is_not_retried() -> No
         assert_recovers(chain(LargeState), FAILS["later step"])
 
 
+def with_graph(model: nn.Module, x: torch.Tensor, fuse: Any) -> None:
+    y = model[1](model[0](x))
+    y.register_hook(fuse)  # in the middle of the backward
+    model[2](y).pow(2).mean().backward(create_graph=True)
+
+
+def test_gradients_that_a_backward_with_a_graph_replaces_are_restored() -> None:
+    assert_recovers(chain(), [False, True, False, True], with_graph)
+
+
+def test_gradients_with_a_graph_that_are_cleared_in_the_step_are_its_own() -> None:
+    def step(model: nn.Module, x: torch.Tensor, fuse: Any) -> None:
+        model.zero_grad()
+        with_graph(model, x, fuse)
+
+    assert_recovers(chain(), [False, True, False, True], step)
+
+
+def added(model: nn.Module, x: torch.Tensor) -> None:
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(model(x).sum(), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        assert parameter.grad is not None
+        parameter.grad.add_(gradient)
+
+
+def replaced(model: nn.Module, x: torch.Tensor) -> None:
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(model(x).sum(), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad + gradient
+
+
+def scaled(model: nn.Module, x: torch.Tensor) -> None:
+    model(x).sum().backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5)
+
+
+def scaled_between(model: nn.Module, x: torch.Tensor) -> None:
+    scaled(model, x)
+    model(x).sum().backward()
+
+
+def replaced_after(model: nn.Module, x: torch.Tensor) -> None:
+    model(x).sum().backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad * 0.5
+
+
+def with_graph_for_the_first_time(model: nn.Module, x: torch.Tensor) -> None:
+    model(x).pow(2).mean().backward(create_graph=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [added, replaced, scaled, scaled_between, replaced_after, with_graph_for_the_first_time],
+)
+def test_step_that_changed_gradients_otherwise_than_by_adding_is_not_run_again(
+    change: Callable[[nn.Module, torch.Tensor], None],
+) -> None:
+    model, attempts = chain(), []
+
+    def step(x: torch.Tensor) -> None:
+        attempts.append(1)
+        change(model, x)
+        raise torch.OutOfMemoryError("the fuse is blown")
+
+    with mimose.auto_checkpoint(model, "1GiB", blocks=Part) as handle:
+        model(torch.randn(3, 4)).sum().backward()
+        with pytest.raises(
+            OutOfMemory, match=r"replaced or changed \d gradients from before"
+        ) as it:
+            handle.retry(step, torch.randn(3, 4))
+    assert len(attempts) == 1
+    assert "clear them before you train on" in str(it.value)
+
+
+def test_gradients_in_one_buffer_are_restored() -> None:
+    """Views share a version, so additions to one look like changes of all others."""
+    model = chain()
+    plain = copy.deepcopy(model)
+    flat = torch.zeros(sum(p.numel() for p in model.parameters()))
+    parts = flat.split([p.numel() for p in model.parameters()])
+    for parameter, part in zip(model.parameters(), parts, strict=True):
+        parameter.grad = part.view_as(parameter)
+    fuse, x = Fuse(), torch.randn(3, 4)
+    with mimose.auto_checkpoint(model, "1GiB", blocks=Part) as handle:
+        for fuse.armed in (False, True):
+            squares(plain, x, never)
+            handle.retry(lambda: (squares(model, x, never), fuse()))
+    assert_same_gradients(model, plain)
+    assert all(p.grad is not None and p.grad._base is flat for p in model.parameters())
+
+
 def test_nothing_that_blocks_carry_is_held_after_a_step() -> None:
     model = chain(Counting)
     with mimose.auto_checkpoint(model, "1GiB", blocks=Part) as handle:

@@ -2,15 +2,14 @@
 
 A forward and a backward change random number generators, buffers (such as BatchNorm's statistics),
 attributes of blocks, sometimes frozen parameters, and gradients. What may change is copied before;
-gradients are not (see `_Gradient`). Where something without a copy has changed, `obstacle` says
+gradients are not (`FormerGradients`). Where something without a copy has changed, `obstacle` says
 so, and the piece of training must not run again.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -19,6 +18,7 @@ from mimose.execution import OtherGenerators
 from mimose.interception import BlockInterceptor
 from mimose.tensors import Parameters
 from mimose.training.former_buffers import FormerBuffers
+from mimose.training.former_gradients import Additions, FormerGradients
 from mimose.training.former_state import FormerState
 from mimose.training.frozen_values import FrozenValues
 from mimose.training.registrations import Registrations
@@ -36,9 +36,7 @@ class Rewind:
         parameters = store.parameters.current()
         self._parameters = [(p, p._version) for p in parameters if p.requires_grad]
         store.frozen.take([p for p in parameters if not p.requires_grad and store.is_constant(p)])
-        self._with_gradient = {id(p): p for p in parameters if p.grad is not None}
-        self._gradients = [_Gradient(p) for p in self._with_gradient.values() if p.requires_grad]
-        store.additions.count(self._gradients)
+        self._gradients = FormerGradients(parameters, store.additions)
 
     @property
     def obstacle(self) -> str | None:
@@ -47,6 +45,13 @@ class Rewind:
         if any(p._version != version for p, version in self._parameters if constant(p)):
             return (
                 "it has changed parameters: call optimizer.step() outside of the function that "
+                "retry() calls"
+            )
+        lost = self._gradients.lost()
+        if lost:
+            return (
+                f"it has replaced or changed {lost} gradients from before this step, other than "
+                "by the additions of a backward: change gradients outside of the function that "
                 "retry() calls"
             )
         changed = self._store.overwritten()
@@ -64,90 +69,17 @@ class Rewind:
             generator.set_state(state)
         self._others.restore()
         self._store.give_back()
-        for gradient in self._gradients:
-            gradient.rewind()
+        self._gradients.rewind()
         self._store.refresh()  # the attempt may have added an adapter
         for parameter in [p for p, _ in self._parameters] + self._store.parameters.current():
-            if id(parameter) not in self._with_gradient:
+            if parameter not in self._gradients:
                 parameter.grad = None
 
     def settle(self) -> int:
         """End the attempts. Returns how many gradients contain what failed attempts have added."""
-        for gradient in self._gradients:
-            gradient.settle()
+        spoiled = self._gradients.settle()
         self._store.release()
-        return sum(gradient.added > 0 for gradient in self._gradients)
-
-
-class _Gradient:
-    """A gradient that existed at the start, and the number of additions to it since."""
-
-    __slots__ = ("_additions_left", "_aside", "_ref", "added", "parameter")
-
-    def __init__(self, parameter: nn.Parameter) -> None:
-        self.parameter = parameter
-        # A weak reference, so that gradients cleared between forward and backward are freed.
-        self._ref = weakref.ref(parameter.grad)
-        self._aside: torch.Tensor | None = None
-        self._additions_left = 0
-        self.added = 0
-
-    def was_added_to(self) -> None:
-        """A backward has added to the parameter's gradient."""
-        if self._additions_left:
-            self._additions_left -= 1
-            if not self._additions_left:
-                self._put_back()
-        elif self.parameter.grad is self._ref():
-            self.added += 1
-
-    def rewind(self) -> None:
-        """Set the gradient aside until the next attempt has added to it as often as this one.
-
-        If it was cleared meanwhile, there is nothing to restore.
-        """
-        gradient = self.parameter.grad = self._ref()
-        if gradient is None:
-            self.added = 0
-        if self.added:
-            self._aside, self._additions_left = gradient, self.added
-            self.parameter.grad = None
-
-    def settle(self) -> None:
-        """End the attempts: put the gradient back if it is still set aside."""
-        if self._additions_left:
-            self._put_back()
-
-    def _put_back(self) -> None:
-        self.parameter.grad, self._aside, self._additions_left = self._aside, None, 0
-
-
-class Additions:
-    """Counts the additions to gradients that existed when a piece of training began."""
-
-    def __init__(self) -> None:
-        self._counted: dict[torch.Tensor, _Gradient] = {}
-        self._hooks: dict[nn.Parameter, Any] = {}
-
-    def count(self, gradients: Iterable[_Gradient]) -> None:
-        """Count additions to these gradients from now on."""
-        self._counted = {gradient.parameter: gradient for gradient in gradients}
-        for gradient in self._counted.values():
-            parameter = gradient.parameter
-            if parameter not in self._hooks:  # stays for all steps: adding one takes microseconds
-                hook = parameter.register_post_accumulate_grad_hook(self._count_addition)
-                self._hooks[parameter] = hook
-
-    def _count_addition(self, parameter: torch.Tensor) -> None:
-        gradient = self._counted.get(parameter)
-        if gradient is not None:
-            gradient.was_added_to()
-
-    def close(self) -> None:
-        self._counted = {}
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks = {}
+        return spoiled
 
 
 class RewindStore:
@@ -213,7 +145,7 @@ class RewindStore:
 
     def release(self) -> None:
         """Release all references to the step."""
-        self.additions.count(())
+        self.additions.count({})
         self.buffers.release()
         self.frozen.release()
         self.blocks = FormerState()
