@@ -246,8 +246,9 @@ class Mimose:
     def retry(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call `function`, a forward and a backward, and call it again if memory runs out.
 
-        Each retry recomputes more blocks, the last one all of them. Random numbers, buffers and
-        gradients are restored first. Call the optimizer outside of `function`.
+        Each retry recomputes more blocks, the last one all of them. Random numbers, buffers,
+        gradients and attributes of blocks are restored first. Call the optimizer outside of
+        `function`.
 
         >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         >>> handle = auto_checkpoint(model, "1GiB", blocks=nn.Linear)

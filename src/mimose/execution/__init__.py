@@ -5,6 +5,7 @@ buffers and attributes of its forward. Knows neither models nor plans.
 """
 
 from mimose.execution.arguments import ArgumentCopies, are_plain
+from mimose.execution.attributes import AttributeSlot
 from mimose.execution.autograd import (
     ForwardEnd,
     Listener,
@@ -28,6 +29,8 @@ from mimose.execution.compiler import hide_from_compiler
 from mimose.execution.context import ExecutionContext, on_unsupported_device
 from mimose.execution.dry_run import DryRun
 from mimose.execution.foreign_hooks import foreign_hooks
+from mimose.execution.former_attributes import AllAttributes, FormerAttributes
+from mimose.execution.generators import Generator, OtherGenerators
 from mimose.execution.later_changes import (
     ChangeDetector,
     ModuleStructure,
@@ -47,8 +50,10 @@ from mimose.execution.side_effects import (
 from mimose.execution.swapped_parameters import SwappedParameters, parameter_slots
 
 __all__ = [
+    "AllAttributes",
     "ArgumentCopies",
     "ArgumentsOfStep",
+    "AttributeSlot",
     "AttributeSnapshot",
     "BufferSlot",
     "BufferSnapshot",
@@ -58,14 +63,17 @@ __all__ = [
     "DryRun",
     "ExecutionContext",
     "FirstRunObserver",
+    "FormerAttributes",
     "ForwardEnd",
     "Found",
     "Frame",
+    "Generator",
     "Guard",
     "Listener",
     "ModuleStructure",
     "MovedStorage",
     "NewChanges",
+    "OtherGenerators",
     "SideEffects",
     "StateBeforeForward",
     "SwappedParameters",

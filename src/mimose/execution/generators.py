@@ -28,12 +28,16 @@ class OtherGenerators:
         """Whether any numbers were drawn since."""
         return any(state_bytes(g) != pickle.dumps(state) for g, state in self._states)
 
+    def restore(self) -> None:
+        """Set the generators to these states for good."""
+        for generator, state in self._states:
+            _set_state(generator, state)
+
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` with these states, then restore the present ones."""
         present = [(generator, _state_of(generator)) for generator, _ in self._states]
         try:
-            for generator, state in self._states:
-                _set_state(generator, state)
+            self.restore()
             return function(*args)
         finally:
             for generator, state in present:

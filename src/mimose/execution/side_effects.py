@@ -141,8 +141,12 @@ class FirstRunObserver:
         """A change by the run that a recompute would repeat, e.g. of a codebook; None if none."""
         if any(not torch.equal(local_tensor(p.detach()), value) for p, value in self._frozen):
             return "a frozen parameter"
-        changed = (t for t, version in self._uncopied if version_of(t) != version)
-        return next((f"a tensor {list(t.shape)} on its modules in place" for t in changed), None)
+        changed = (f"a tensor {list(t.shape)} on its modules in place" for t in self._overwritten())
+        return next(changed, None)
+
+    def _overwritten(self) -> Iterator[torch.Tensor]:
+        """The tensors without a copy that the run has changed in place."""
+        return (t for t, version in self._uncopied if version_of(t) != version)
 
     def _own_generators(self) -> tuple[Generator, ...]:
         """The random generators in the attributes of the block's modules, also in containers."""
@@ -176,13 +180,13 @@ class FirstRunObserver:
 
     def side_effects(self) -> SideEffects:
         """The side effects of the run, once it is over."""
+        overwritten = set(map(id, self._overwritten()))
         changed = [
             (holder, name)
             for holder, before in self._before
             for name in {*before, *vars(holder)} - MODULE_INTERNALS
-            if attribute_changed(
-                vars(holder).get(name, ABSENT), *before.get(name, (ABSENT, ABSENT))
-            )
+            if id(now := vars(holder).get(name, ABSENT)) in overwritten
+            or attribute_changed(now, *before.get(name, (ABSENT, ABSENT)))
         ]
         # A pre-hook may set the weight that the forward uses: it is passive only on a module
         # without changes.

@@ -19,7 +19,6 @@ from mimose.execution import (
     FirstRunObserver,
     Frame,
     NewChanges,
-    SideEffects,
     SwappedParameters,
     all_buffer_slots,
     foreign_hooks,
@@ -137,10 +136,11 @@ class TriedInterceptor(JudgedInterceptor):
         frame = self._frame(directive, function, own_args, own_kwargs, keeping=True)
         with observer.watching_hooks():
             out = frame.forward(args, kwargs)
-        if self._keep_if_arguments_changed(given, frame):
-            return out
         buffers.add_new_buffers(self.module)
         side_effects, changed = observer.side_effects(), observer.irreversible_change
+        self.examine(buffers, side_effects)
+        if self._keep_if_arguments_changed(given, frame):
+            return out
         attributes_before = observer.snapshot(side_effects)
         self.large = self.large | attributes_before.too_large
         unchanged = observer.unchanged(side_effects)
@@ -149,7 +149,7 @@ class TriedInterceptor(JudgedInterceptor):
         if kind is not None and kind in self.tried.kinds:
             frame.evict()
             _move_arguments(directive, frame)
-            self.trust(buffers, side_effects)
+            self.trust()
         elif changed is not None:  # a recompute would change it again
             frame.keep()
             self.distrust(f"it changes {changed}")
@@ -157,27 +157,27 @@ class TriedInterceptor(JudgedInterceptor):
             dry_run = self._dry_run(frame, out)
             if dry_run is None:
                 _move_arguments(directive, frame)  # memory is short; nothing is kept
-                self._count_failed_trial(buffers, side_effects)
+                self._count_failed_trial()
             elif dry_run.problem is not None:
                 frame.keep()
                 self.distrust(dry_run.problem)
             else:
                 self._remember_trial(dry_run, kind)
-                self.trust(buffers, side_effects)
+                self.trust()
                 if self.comes_last:  # no block follows; the rest of the forward may need the memory
                     frame.evict()
                 else:
                     self.tried.waiting = Waiting(self, frame, given)
         return out
 
-    def _count_failed_trial(self, buffers: BufferSnapshot, side_effects: SideEffects) -> None:
+    def _count_failed_trial(self) -> None:
         """After `_MOST_ATTEMPTS` attempts without memory, trust the block untested.
 
         Each recompute still checks what it saves.
         """
         self.attempts += 1
         if self.attempts == _MOST_ATTEMPTS:
-            self.trust(buffers, side_effects)
+            self.trust()
             self.tried.tell(
                 self,
                 "is too large to be tried: its activations do not fit into memory twice. It is "

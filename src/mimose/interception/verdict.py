@@ -35,6 +35,7 @@ class JudgedInterceptor(Interceptor):
         "collective_ranks",
         "comes_last",
         "early_stop",
+        "examined",
         "large",
         "later",
         "name",
@@ -57,6 +58,8 @@ class JudgedInterceptor(Interceptor):
         self.changing: list[BufferSlot] = []
         """The buffers that the forward changes."""
         self.side_effects = SideEffects()
+        self.examined = False
+        """Whether `changing` and `side_effects` are known."""
         self.build: ModuleStructure | None = None
         """The block's structure when it was tried."""
         self.later: ChangeDetector | None = None
@@ -109,7 +112,7 @@ class JudgedInterceptor(Interceptor):
         self.trusted = bool(verdict["trusted"])
 
     def _settle(self, changing: list[BufferSlot], side_effects: SideEffects) -> None:
-        self.changing, self.side_effects = changing, side_effects
+        self.changing, self.side_effects, self.examined = changing, side_effects, True
         self.parameters = parameter_slots(self.module)
         self.build = ModuleStructure(self.module)
         self._watch_unchanged()
@@ -127,6 +130,7 @@ class JudgedInterceptor(Interceptor):
         self._module = weakref.ref(module)
         self.trusted, self.attempts, self.early_stop = None, 0, True
         self.changing, self.parameters, self.side_effects = [], [], SideEffects()
+        self.examined = False
         self.build = self.later = None
         self.large = set()
         self.install()
@@ -147,9 +151,15 @@ class JudgedInterceptor(Interceptor):
         what = f"cannot be recomputed: {problem}. It is kept from now on"
         self.tried.tell(self, what, f"; exclude={self.name!r} avoids this warning")
 
-    def trust(self, buffers: BufferSnapshot, side_effects: SideEffects) -> None:
+    def examine(self, buffers: BufferSnapshot, side_effects: SideEffects) -> None:
+        """Remember what a forward has changed, also if the block is kept from now on."""
+        self.changing = list({*buffers.changed(), *norm_buffers(self.module)})
+        self.side_effects = side_effects
+        self.examined = True
+
+    def trust(self) -> None:
         """Recompute the block from now on, restoring what its forward changed."""
-        self._settle(list({*buffers.changed(), *norm_buffers(self.module)}), side_effects)
+        self._settle(self.changing, self.side_effects)
         self.trusted = True
         self.early_stop = self.compiled is not None or self.tried.stops.get(type(self.module), True)
 

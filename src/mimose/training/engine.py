@@ -409,7 +409,7 @@ class Engine:
             device = next(model.parameters()).device
             self._rewind_store = RewindStore(device, model)
             self._finalizers.append(weakref.finalize(model, self._rewind_store.close))
-        return Rewind(self._rewind_store)
+        return Rewind(self._rewind_store, self._hooks.interceptors)
 
     def be_as_strict_as(self, strictness: int) -> None:
         """Set how strict the next plans are."""

@@ -1,23 +1,17 @@
 """Detects blocks that were rebuilt during a run: replaced, or with replaced modules inside.
 
-Their learned costs are no longer valid. PyTorch calls a hook when a module is registered in another
-one. To save time, the model is checked only after that, and otherwise every 64th time.
+Their learned costs are no longer valid.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
 
 from mimose.interception import BlockInterceptor
-
-_CALLS_BETWEEN_CHECKS = 64
-"""Blocks are checked after this many calls even without a registration, since code may write to
-`_modules` directly."""
+from mimose.training.registrations import Registrations
 
 
 class Rebuilt:
@@ -28,24 +22,13 @@ class Rebuilt:
         self._model = weakref.ref(model)
         self._interceptors = interceptors
         self._parts = [_parts_of(interceptor.module) for interceptor in interceptors]
-        self._registered = False
-        self._calls = 0
-        own = weakref.ref(self)
-
-        def note_registration(*_: Any) -> None:
-            if (rebuilt := own()) is not None:
-                rebuilt._registered = True
-
-        hook = register_module_module_registration_hook(note_registration)
-        self.close = weakref.finalize(self, hook.remove)
-        self.close.atexit = False
+        self._registrations = Registrations()
 
     def since_last(self) -> list[str]:
         """The names of blocks that were rebuilt since the last call."""
-        self._calls += 1
-        if not self._registered and self._calls % _CALLS_BETWEEN_CHECKS:
+        if not self._registrations.any_since_last():
             return []
-        self._registered, model = False, self._model()
+        model = self._model()
         return [
             interceptor.name
             for at, interceptor in enumerate(self._interceptors)

@@ -57,8 +57,8 @@ def retry_step(retried: Retried, function: Callable[..., T], args: Any, kwargs: 
             return value
         finally:
             retried.be_as_strict_as(AS_PLANNED)
-        refusal = _why_not_retry(start, collectives, retried)
         gc.collect()
+        refusal = _why_not_retry(start, collectives, retried)
         start.rewind()
         kept_something = retried.give_up_step()
         if refusal is not None:
@@ -79,16 +79,12 @@ def _why_not_retry(start: Rewind, collectives: CollectivesIssued, retried: Retri
     alone = why_not_alone(collectives, in_forward=retried.failed_in_forward())
     if alone is not None:
         return f"A rank cannot retry a step on its own: {alone}"
-    if not start.possible:
-        return (
-            "The step cannot be retried because it has changed parameters: call optimizer.step() "
-            "outside of the function that retry() calls"
-        )
-    return None
+    obstacle = start.obstacle
+    return None if obstacle is None else f"The step cannot be retried because {obstacle}"
 
 
 def _settle(start: Rewind) -> str:
-    """End the attempts; a warning, if they have added to gradients from before the step."""
+    """End the attempts; a warning, if they have changed gradients from before the step."""
     spoiled = start.settle()
     if not spoiled:
         return ""
