@@ -68,10 +68,20 @@ def ages() -> str:
     if old == {"current"}:
         return "All rows are about the code as it is."
     counts = sorted(int(text.split()[0]) for text in old if text[0].isdigit())
-    some = "Some rows are about the code as it is; for the others" if "current" in old else "Since"
-    which = "it has changed" if "current" in old else "these commits the code has changed"
-    most = f"{counts[0]} to {counts[-1]} times" if len(counts) > 1 else f"{counts[0]} times"
-    return f"{some} {which} {most} in what was measured ([by file](benchmarks/results/README.md))."
+    current = (
+        "Some rows are about the code as it is. Since the others were measured, "
+        if "current" in old
+        else ""
+    )
+    least, most = counts[0], counts[-1]
+    commits = (
+        f"between {least} and {most} commits"
+        if least < most
+        else f"{most} commit{'s' * (most > 1)}"
+    )
+    touched = f"{commits} have touched the code that each row measures"
+    where = "([by file](benchmarks/results/README.md))."
+    return f"{current or 'Since then, '}{touched} {where}"
 
 
 def between(values: Iterable[float], form: str = ".1f", joint: str = "–") -> str:
@@ -136,7 +146,7 @@ def _surprises() -> Iterator[Row]:
     yield Row(
         "With surprises?",
         f"{steps:,} steps of {len(cases)} models under a hard limit with `handle.retry`: layers "
-        "unfrozen and autocast switched on in mid-run, memory that depends on content, detectors",
+        "unfrozen and autocast switched on during a run, memory that depends on content, detectors",
         f"{none_or(lost)} step lost, {again} run again, at most {held:.3f} of the budget held",
         result["commit"][:7],
         "promise",
@@ -156,8 +166,7 @@ def _content() -> Iterator[Row]:
         "If memory depends on more than the size?",
         f"{', '.join(CONTENT[name] for name in cases)}; {steps:,} steps under a hard limit",
         f"{none_or(sum(s['lost'] for s in summaries))} step lost, at most {held:.3f} of the budget "
-        f"held; recomputes that an oracle for each step's real need would spare take {beyond} % of "
-        "the time",
+        f"held; an oracle that knew what each step really needs would save {beyond} % of the time",
         ", ".join(dict.fromkeys(file["commit"][:7] for file in files if file)),
         "content",
     )
@@ -198,7 +207,7 @@ def _aside(of: Sheet, rival: str) -> str:
     tasks = list(dict.fromkeys(task for task, _ in of.cells_of_paper))
     if rival == "static":
         odd = [task for task in tasks if task not in of.without_longer_data(tasks)]
-        why = "in which no such batch was drawn"
+        why = "whose runs never drew the longest batch"
     elif rival == "oracle":
         failures = {
             task: sum(

@@ -11,6 +11,7 @@ from typing import SupportsIndex
 from mimose.errors import BudgetError
 
 GIB = 1 << 30
+MIB = 1 << 20
 _UNITS = {
     "B": 1,
     "KB": 10**3,

@@ -115,6 +115,8 @@ def test_the_command_ends_with_time_and_peak_of_every_contestant(measured: Path)
     plain, mimose = (rows[n].split() for n in (0, 4))
     assert float(plain[-2]) > 1 >= float(mimose[-2])  # of the budget
     assert plain[-4] == "1.00"  # × plain
+    assert "peak, MiB" in header  # a small model, on a CPU
+    assert float(plain[-3]) > 1
 
 
 def test_the_page_begins_with_time_and_peak_and_ends_with_goals(measured: Path) -> None:
@@ -122,7 +124,7 @@ def test_the_page_begins_with_time_and_peak_and_ends_with_goals(measured: Path) 
     headings = [line for line in page.splitlines() if line.startswith("## ")]
     assert headings[0] == "## Time and memory"
     assert headings[-1] == "## Goals, and the paper's numbers"
-    assert page.index("| contestant | seconds | × plain | peak, GiB |") < page.index("Against the")
+    assert page.index("| contestant | seconds | × plain | peak, MiB |") < page.index("Against the")
 
 
 def test_a_report_goes_into_another_page_between_its_marks(measured: Path, tmp_path: Path) -> None:

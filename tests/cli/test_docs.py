@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from loops import task, train
 from mimose.reporting import Explanation, Stats
 from mimose.reporting.outlook import Outlook
 from mimose.reporting.reader import read_recording
+from mimose.training import Subscriber
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,6 +51,23 @@ def test_the_planner_of_the_documentation_plans(recording_file: Path) -> None:
     profile = outlook.profile(recording.steps[-1].size)
     assert profile is not None
     assert outlook.plan(profile, budget).fits
+
+
+def test_the_program_in_the_quick_start_runs_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "quick-start.md").read_text("utf-8")
+    (program,) = (c for c in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class " in c)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    names["handle"].detach()
+    said = capsys.readouterr().out
+    assert "observed" in said
+    assert re.search(r"^\d+ [rK]*r[rK]*K[rK]*$", said, re.MULTILINE)
+
+
+def test_every_event_of_a_subscriber_is_listed() -> None:
+    text = (ROOT / "docs" / "looking.md").read_text("utf-8")
+    listed = re.findall(r"^\| `(\w+)\(", text, re.MULTILINE)
+    assert listed == [name for name in vars(Subscriber) if not name.startswith("_")]
 
 
 def test_the_documentation_builds_strictly(tmp_path: Path) -> None:

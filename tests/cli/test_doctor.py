@@ -92,7 +92,11 @@ def test_the_command_makes_the_model_and_tells_by_its_exit_status(
         "def make():\n"
         "    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2), 4)\n"
         "def none(): return 3\n"
+        "def own(): raise ValueError('my own')\n"
+        "def deep(): return nn.Linear('a', 4)\n"
+        "def two(a, b): return nn.Linear(a, b)\n"
     )
+    (tmp_path / "needs_more.py").write_text("\nimport nowhere\n")
     monkeypatch.chdir(tmp_path)
     assert main(["--model", "my_nets:make"]) == 0
     assert "in TransformerEncoder: 4 blocks layers.*" in capsys.readouterr().out
@@ -111,6 +115,11 @@ def test_the_command_makes_the_model_and_tells_by_its_exit_status(
         ("my_nets:nothing", "'my_nets:nothing' failed: AttributeError"),
         ("nowhere:make", "'nowhere:make' failed: ModuleNotFoundError"),
         ("my_nets:none", "not an nn.Module"),
+        ("my_nets:own", "failed: ValueError: my own (my_nets.py, line 5)\n"),
+        ("my_nets:deep", "(my_nets.py, line 6)\n"),
+        ("my_nets:two", ". The factory must take no arguments\n"),
+        ("my_nets:nothing", ". The module must be importable from this folder\n"),
+        ("needs_more:make", "No module named 'nowhere' (needs_more.py, line 2)\n"),
     ):
         assert main(["--model", wrong]) == 2
         err = capsys.readouterr().err

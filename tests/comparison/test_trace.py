@@ -316,7 +316,7 @@ def test_the_command_reads_a_recorded_trace_and_writes_json(
     ("words", "expected"),
     [
         (("{}:three",), "returned 3. It must return a function"),
-        (("{}:failing",), "RuntimeError: no data. It must run twice"),
+        (("{}:failing",), "RuntimeError: no data (traced_steps.py, line 19). It must run twice"),
         (("{}:missing",), "AttributeError"),
         (("no_module_of_this_name:f",), "ModuleNotFoundError"),
         (("nothing",), "neither a trace file nor module:function"),

@@ -249,14 +249,22 @@ def test_knowledge_of_another_model_is_refused_and_training_goes_on(tmp_path: Pa
     assert enabled.stats().observed_steps == 2
 
 
-@pytest.mark.parametrize("content", ["", "[1, 2]"])
-def test_damaged_knowledge_is_refused_and_training_goes_on(content: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{no", r"\(Expecting property name enclosed in double quotes: line 1 column 2 .*\):"),
+        ("[1, 2]", r"\(it holds a list instead of an object\):"),
+    ],
+)
+def test_damaged_knowledge_is_refused_and_training_goes_on(
+    content: str, told: str, tmp_path: Path
+) -> None:
     saving = {"output_dir": str(tmp_path), "save_strategy": "steps", "save_steps": 2}
     trainer_of(**saving, max_steps=2).train()
     (tmp_path / "checkpoint-2" / "mimose.json").write_text(content)
     resumed = trainer_of(**saving, max_steps=3)
     enabled = enable(resumed, "1GiB")
-    with pytest.warns(MimoseWarning, match="damaged"):
+    with pytest.warns(MimoseWarning, match=f"damaged {told}"):
         resumed.train(resume_from_checkpoint=True)
     assert enabled.stats().observed_steps == 1
 

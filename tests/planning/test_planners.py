@@ -19,6 +19,7 @@ from mimose.costs.options import Option
 from mimose.costs.run_cost import RunCost
 from mimose.costs.timeline import Profile, extra_nanoseconds, peak
 from mimose.errors import ArgumentError
+from mimose.planning.plan import Plan
 from mimose.planning.planners import (
     Greedy,
     GreedyLiteral,
@@ -272,6 +273,12 @@ def budgets_between(profile: Profile, shares: tuple[float, ...]) -> list[int]:
     n = len(profile.runs)
     low, high = peak(profile, [AGAIN] * n), peak(profile, [KEEP] * n)
     return [int(low + share * (high - low)) for share in shares]
+
+
+def test_plan_of_another_number_of_choices_names_both_numbers() -> None:
+    profile = chain(*[run(saved=1 << 20)] * 6)
+    with pytest.raises(ArgumentError, match=r"choices has 3 entries, but profile\.runs has 6"):
+        Plan.of(profile, [True] * 3, 1 << 30)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -17,6 +17,7 @@ from mimose.costs.options import Option
 from mimose.costs.pace import Pace
 from mimose.integrations.metrics import IntervalMetrics
 from mimose.reporting import Shortages, Stats
+from mimose.training import StepRecord, Subscriber
 from parts import Assembled, Observations
 
 
@@ -32,7 +33,7 @@ def test_explain_before_the_first_step_says_that_nothing_is_known() -> None:
     assert explanation.gradient_bytes == explanation.parameter_bytes
     assert "input 4×50" in text
     assert "budget 64.00 MiB" in text
-    assert "no prediction for this size yet: its next step is observed" in text
+    assert "not measured yet. The next batch of this size will be observed" in text
 
 
 def test_explain_before_a_relative_budget_is_settled_says_what_it_can() -> None:
@@ -40,7 +41,7 @@ def test_explain_before_a_relative_budget_is_settled_says_what_it_can() -> None:
     with mimose.auto_checkpoint(model, "50%") as handle:
         assert handle.explain(**batch).budget_bytes is None
         assert "50% of the device" in repr(handle)
-        assert "no prediction for this size yet" in str(handle.explain(**batch))
+        assert "not measured yet" in str(handle.explain(**batch))
 
 
 def test_a_batch_that_was_not_unpacked_is_refused_with_the_way_to_write_it() -> None:
@@ -170,9 +171,33 @@ def test_a_size_that_only_a_larger_one_tells_of_is_said_to_be_bounded() -> None:
     assert str(told.at_most_as) == "4×90"
     text = str(told)
     assert text.startswith("input 4×30")
-    assert "upper bounds, measured at 4×90" in text
+    assert "upper bounds, from the costs measured at 4×90 (too few sizes" in text
     assert re.search(r"peak at most [\d.]+ \w+ with all blocks kept, ", text)
-    assert "upper bounds, measured at 4×90" in told._repr_html_()
+    assert "upper bounds, from the costs measured at 4×90 (too few sizes" in told._repr_html_()
+
+
+def test_guess_under_which_a_larger_size_is_observed_is_told() -> None:
+    class Records(Subscriber):
+        def __init__(self) -> None:
+            self.of: list[StepRecord] = []
+
+        def step_over(self, record: StepRecord) -> None:
+            self.of.append(record)
+
+    model, _, budget = task("encoder", share=0.3)
+    *_, short = texts([60])
+    *_, long = texts([110])
+    records = Records()
+    with mimose.auto_checkpoint(model, budget) as handle:
+        handle.subscribe(records)
+        train(model, [short] * 3)
+        told = handle.explain(**long)
+        train(model, [long])
+    assert told.plan is None
+    assert told.guess is not None
+    assert f"is observed, under the guess {told.guess}" in str(told)
+    assert records.of[-1].observed
+    assert str(records.of[-1].plan) == str(told.guess)
 
 
 def test_a_peak_that_is_only_bounded_is_not_logged_as_predicted() -> None:
@@ -263,7 +288,7 @@ def test_in_a_notebook_everything_renders_as_html() -> None:
         explanation = handle.explain(**longest)
         stats = handle.stats()
         whole = handle._repr_html_()
-    assert "no prediction for this size yet" in before
+    assert "not measured yet" in before
     html = explanation._repr_html_()
     assert explanation.plan is not None
     assert html.count('title="recompute"') == explanation.plan.count(Option.RECOMPUTE)

@@ -207,7 +207,9 @@ def test_budget_into_which_no_step_fits_has_no_times(question: Question) -> None
 
 def test_steps_larger_than_any_measured_one_are_said_to_be_extrapolated(question: Question) -> None:
     text = printed(question.forecast(question.weights("50,300", samples=False)))
-    assert "50.0% of the steps are larger than any size that was measured" in text
+    assert "50.0% of the steps (1 of 2) are larger than any size that was measured" in text
+    sampled = question.forecast(question.weights("50,300", samples=True))
+    assert "of the steps are larger" in printed(sampled)
 
 
 @pytest.mark.parametrize("lengths_", [None, "50,100,300,5000"])

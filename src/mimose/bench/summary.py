@@ -7,12 +7,8 @@ from collections.abc import Iterator, Sequence
 from mimose.bench.analysis import Sheet
 from mimose.bench.lineup import CONTESTANTS
 from mimose.bench.markdown import limit_text, table
-from mimose.units import GIB
+from mimose.units import GIB, MIB
 
-HEADER = (
-    *("task", "budget", "contestant", "seconds", "× plain", "peak, GiB"),
-    *("peak / budget", "out of memory"),
-)
 HOW_TO_READ = """\
 Seconds of whole runs, observing and planning included; medians over rounds, the lowest and highest
 round in brackets. × plain: of the steps that both finished. Peak: the most that was in use in any
@@ -21,6 +17,20 @@ use. Out of memory: steps, in the worst round."""
 
 _LABELS = 3
 """The first columns name a row; the others are numbers."""
+
+
+def header(sheet: Sheet) -> list[str]:
+    """The names of the columns, with the unit in which the peaks of these results are written."""
+    return [
+        *("task", "budget", "contestant", "seconds", "× plain", f"peak, {_unit(sheet)[1]}"),
+        *("peak / budget", "out of memory"),
+    ]
+
+
+def _unit(sheet: Sheet) -> tuple[int, str]:
+    """GiB, or MiB if no budget reaches one GiB."""
+    budgets = (limit["total_bytes"] for task in sheet.tasks for limit in sheet.limits(task))
+    return (GIB, "GiB") if max(budgets, default=GIB) >= GIB else (MIB, "MiB")
 
 
 def rows(sheet: Sheet) -> Iterator[list[str]]:
@@ -43,19 +53,19 @@ def _cells(sheet: Sheet, task: str, budget: int, name: str) -> Iterator[str]:
     held = max(max(each.held_bytes) for each in steps) if CONTESTANTS[name].capped else peak
     yield seconds.text() if seconds else "–"
     yield "1.00" if name == "plain" else over_plain.text() if over_plain else "–"
-    yield f"{peak / GIB:.2f}"
+    yield f"{peak / _unit(sheet)[0]:.2f}"
     yield f"{held / budget:.3f}"
     yield str(sheet.out_of_memory(task, budget, name))
 
 
 def as_markdown(sheet: Sheet) -> str:
-    return table(HEADER, list(rows(sheet)))
+    return table(header(sheet), list(rows(sheet)))
 
 
 def as_text(sheet: Sheet) -> str:
     """For a terminal: aligned columns; what is the same as in the row above is left out."""
     found = list(rows(sheet))
-    lines = [list(HEADER), *_without_repetition(found)]
+    lines = [header(sheet), *_without_repetition(found)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(_line(line, widths) for line in lines)
 

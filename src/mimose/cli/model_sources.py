@@ -5,16 +5,20 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+import mimose
 from mimose.api import pip_command
 from mimose.errors import ArgumentError
 
 _HUB_TIMEOUT_SECONDS = 5
+_MIMOSE = Path(mimose.__file__).parent
 
 
 def load_model(target: str) -> nn.Module:
@@ -24,14 +28,9 @@ def load_model(target: str) -> nn.Module:
         raise ArgumentError(
             f"--model must be module:factory, such as my_project.nets:make; got {target!r}"
         )
-    try:
-        made = _imported(module_name, attribute)
-        model = made if isinstance(made, nn.Module) else made()
-    except Exception as error:
-        raise ArgumentError(
-            f"--model {target!r} failed: {reason(error)}. The module must be "
-            "importable from this folder, and the factory must take no arguments"
-        ) from None
+    shown = f"--model {target!r}"
+    made = _found(module_name, attribute, shown)
+    model = made if isinstance(made, nn.Module) else _called(made, shown, "factory")
     if not isinstance(model, nn.Module):
         raise ArgumentError(
             f"--model {target!r} returned a {type(model).__name__}, not an nn.Module"
@@ -47,13 +46,8 @@ def load_step(target: str) -> Callable[[], object]:
             f"{target!r} is neither a trace file nor module:function, such as "
             "my_project.train:make_step"
         )
-    try:
-        step = _imported(module_name, attribute)()
-    except Exception as error:
-        raise ArgumentError(
-            f"{target!r} failed: {reason(error)}. The module must be importable from this folder, "
-            "and the function must take no arguments"
-        ) from None
+    shown = repr(target)
+    step = _called(_found(module_name, attribute, shown), shown, "function")
     if not callable(step):
         raise ArgumentError(
             f"{target!r} returned {step!r:.60}. It must return a function without "
@@ -66,6 +60,48 @@ def reason(error: Exception) -> str:
     """The kind of an error and the first line of its message."""
     lines = str(error).strip().splitlines() or ["no message"]
     return f"{type(error).__name__}: {lines[0].rstrip('.')}"
+
+
+def place(error: Exception) -> str:
+    """Where the user's code raised an error, in brackets; empty if none of it ran."""
+    frame = _own_frame(error)
+    if frame is None:
+        return ""
+    file = Path(frame.filename)
+    here = Path.cwd()
+    return (
+        f" ({file.relative_to(here) if file.is_relative_to(here) else file}, line {frame.lineno})"
+    )
+
+
+def _own_frame(error: Exception) -> traceback.FrameSummary | None:
+    """The innermost frame in this folder, or else the first that neither mimose nor imports ran."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((str(_MIMOSE), "<frozen", importlib.__file__))
+    ]
+    here = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]
+    return here[-1] if here else next(iter(frames), None)
+
+
+def _found(module_name: str, attribute: str, shown: str) -> Any:
+    """The attribute of the user's module; its own errors are told with their place."""
+    try:
+        return _imported(module_name, attribute)
+    except Exception as error:
+        hint = place(error) or ". The module must be importable from this folder"
+        hint = "" if isinstance(error, SyntaxError) else hint  # whose message has the place
+        raise ArgumentError(f"{shown} failed: {reason(error)}{hint}") from None
+
+
+def _called(made: Any, shown: str, name: str) -> Any:
+    """What the user's function returns; its own errors are told with their place."""
+    try:
+        return made()
+    except Exception as error:
+        hint = place(error) or f". The {name} must take no arguments"
+        raise ArgumentError(f"{shown} failed: {reason(error)}{hint}") from None
 
 
 def _imported(module_name: str, attribute: str) -> Any:

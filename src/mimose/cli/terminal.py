@@ -142,8 +142,9 @@ def _remarks(forecast: Forecast) -> list[str]:
     lines += [*_host_remarks(forecast), *_meanings(forecast)]
     if forecast.extrapolated_share:
         lines.append(
-            f"{forecast.extrapolated_share:.1%} of the steps are larger than any size that was "
-            "measured: their costs are extrapolated."
+            f"{forecast.extrapolated_share:.1%} of the steps"
+            f"{_count(forecast.extrapolated_share, forecast.steps)} are larger than any size that "
+            "was measured: their costs are extrapolated."
         )
     if forecast.unknown_share:
         lines.append(
@@ -151,6 +152,11 @@ def _remarks(forecast: Forecast) -> list[str]:
             "predicted from the recording; times and shares of runs exclude them."
         )
     return lines
+
+
+def _count(share: float, steps: float) -> str:
+    """The number of steps behind a share, in brackets; empty for samples, which have none."""
+    return f" ({share * steps:,.0f} of {steps:,.0f})" if steps > 1 else ""
 
 
 def _bounds(forecast: Forecast, inputs: str) -> str:

@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from mimose.cli.model_sources import load_step, reason
+from mimose.cli.model_sources import load_step, place, reason
 from mimose.comparison import (
     HEURISTICS,
     Failure,
@@ -72,8 +72,8 @@ def _record(source: str, device: str | None) -> Trace:
         raise
     except Exception as error:
         raise ArgumentError(
-            f"the step of {source!r} failed: {reason(error)}. It must run twice: once to warm up, "
-            "and once to be recorded"
+            f"the step of {source!r} failed: {reason(error)}{place(error)}. It must run twice: "
+            "once to warm up, and once to be recorded"
         ) from None
 
 

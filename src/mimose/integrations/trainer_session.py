@@ -98,12 +98,13 @@ class TrainerSession:
             return
         try:
             state = json.loads(file.read_text())
+            problem = f"it holds a {type(state).__name__} instead of an object"
         except ValueError as error:
-            state = error
+            state, problem = None, str(error)
         if isinstance(state, dict):
             self.load_state_dict(state)
         else:
             warn(
-                f"{file} is damaged ({state!r:.80}): mimose starts this run without learned costs. "
+                f"{file} is damaged ({problem}): mimose starts this run without learned costs. "
                 "Training continues"
             )

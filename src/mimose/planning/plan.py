@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mimose.costs import Moments, Option, Profile, Transfer, costs_of
+from mimose.errors import ArgumentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,11 @@ class Plan:
         If a run cannot move the bytes that its choice moves, it gets another option (`costs_of`).
         """
         options = tuple(map(Option.of, choices))
+        if len(options) != len(profile.runs):
+            raise ArgumentError(
+                f"choices has {len(options)} entries, but profile.runs has {len(profile.runs)}: "
+                "give one choice for each run"
+            )
         costs = costs_of(profile, options)
         moments = Moments(profile, costs)
         transfers, stall = moments.schedule

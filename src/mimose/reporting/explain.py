@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mimose.costs import InputSize, Profile
-from mimose.estimation import State
+from mimose.estimation import Prediction, State
 from mimose.planning import KeepAll, Plan, strictest
 from mimose.reporting.explanation import Explanation
 from mimose.tensors import bytes_of
@@ -20,34 +20,54 @@ _SUSPECT = (
 def explain_plan(engine: Engine, size: InputSize, base_bytes: int) -> Explanation:
     """Explain the plan for this size; `base_bytes` were in use when the last step began."""
     explanation = _without_plan(engine, size, base_bytes)
-    scheduler, setting = engine.scheduler, engine.setting
-    cost_model = scheduler.cost_model
-    prediction = cost_model.predict(size)
-    if setting is None or prediction is None:
+    setting = engine.setting
+    prediction = engine.scheduler.cost_model.predict(size)
+    if setting is None:
         return explanation
-    pattern, profile = prediction.pattern, prediction.profile
-    if profile.prelude and setting.open:
-        base_bytes = setting.meter.read().in_use + profile.prelude
-    if not prediction.trusted:
-        profile = profile.holding_arguments()  # as kept runs do that may be evicted
-    profile = profile.in_step(cost_model.conditions(pattern, _missing_bytes(setting)))
-    uncertainty = (1 + cost_model.uncertainty(size)) * (1 + prediction.uncertainty)
-    available = int(setting.available(base_bytes) / uncertainty)
-    if cost_model.regular and len(size.passes) == 1:
-        profile = _with_link(profile, setting, available, trusted=prediction.trusted)
+    if prediction is None:
+        return replace(explanation, guess=_guess(engine, setting, size, base_bytes))
+    pattern = prediction.pattern
+    if prediction.profile.prelude and setting.open:
+        base_bytes = setting.meter.read().in_use + prediction.profile.prelude
+    profile, available = _conditions(engine, setting, prediction, size, base_bytes)
     strict = strictest(profile, available)
     return replace(
         explanation,
         blocks=tuple(engine.block_names[index] for index, _ in pattern),
         base_bytes=base_bytes,
         profile=profile,
-        plan=scheduler.planner.plan(profile, available),
+        plan=engine.scheduler.planner.plan(profile, available),
         peak_kept_bytes=base_bytes + KeepAll().plan(profile, available).peak_bytes,
         peak_recomputed_bytes=base_bytes + strict.peak_bytes,
         at_most_as=prediction.bound_of,
         note=_SUSPECT if prediction.state is State.SUSPECT else "",
         largest_batch=_largest_batch(size, strict, available),
     )
+
+
+def _conditions(
+    engine: Engine, setting: Setting, prediction: Prediction, size: InputSize, base_bytes: int
+) -> tuple[Profile, int]:
+    """The costs of the next step of this size, and the bytes that it may rise by."""
+    cost_model, profile = engine.scheduler.cost_model, prediction.profile
+    if not prediction.trusted:
+        profile = profile.holding_arguments()  # as kept runs do that may be evicted
+    profile = profile.in_step(cost_model.conditions(prediction.pattern, _missing_bytes(setting)))
+    uncertainty = (1 + cost_model.uncertainty(size)) * (1 + prediction.uncertainty)
+    available = int(setting.available(base_bytes) / uncertainty)
+    if cost_model.regular and len(size.passes) == 1:
+        profile = _with_link(profile, setting, available, trusted=prediction.trusted)
+    return profile, available
+
+
+def _guess(engine: Engine, setting: Setting, size: InputSize, base_bytes: int) -> Plan | None:
+    """The plan under which the next step of this size is observed; None if it has none."""
+    cost_model = engine.scheduler.cost_model
+    guessed = cost_model.for_planning(size)
+    if guessed is None or cost_model.reliability.suspects(size):
+        return None
+    profile, available = _conditions(engine, setting, guessed, size, base_bytes)
+    return engine.scheduler.planner.plan(profile, available)
 
 
 def _without_plan(engine: Engine, size: InputSize, base_bytes: int) -> Explanation:

@@ -44,6 +44,9 @@ class Explanation:
     """The peak if all blocks were recomputed."""
     at_most_as: InputSize | None = None
     """The size whose costs and peaks serve as upper bounds; None if they are predictions."""
+    guess: Plan | None = None
+    """The plan of the next step of this size, from costs guessed by another size; None if the size
+    can be predicted, or if nothing is known."""
     note: str = ""
     """A remark to read first, for instance that mimose is not attached."""
     largest_batch: int | None = None
@@ -59,7 +62,10 @@ class Explanation:
         """Where the upper bounds come from; empty for predictions."""
         if self.at_most_as is None:
             return ""
-        return f"measured at {self.at_most_as}: too few sizes were observed to predict this one"
+        return (
+            f"from the costs measured at {self.at_most_as} (too few sizes were observed to predict "
+            "this one)"
+        )
 
     def __str__(self) -> str:
         lines = [f"input {self.size}", *([self.note] if self.note else [])]
@@ -72,8 +78,14 @@ class Explanation:
         if self.profile is not None and self.plan is not None:
             lines += self._plan_lines(self.profile, self.plan)
         elif not self.note:
-            lines.append("no prediction for this size yet: its next step is observed")
+            lines.append(self._unmeasured())
         return "\n".join(lines)
+
+    def _unmeasured(self) -> str:
+        if self.guess is None:
+            return "not measured yet. The next batch of this size will be observed"
+        under = f"under the guess {self.guess}"
+        return f"not measured yet. The next step of this size is observed, {under}"
 
     def _floor_line(self) -> str:
         floor = f"parameters {text_of(self.parameter_bytes)}"

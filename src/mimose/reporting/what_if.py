@@ -72,6 +72,8 @@ class Forecast:
     uncertainty: float
     """Relative uncertainty of these two budgets; 0 without extrapolation."""
     sizes: int
+    steps: float
+    """The number of recorded steps, or the sum of the given counts of lengths; 1 for samples."""
     extrapolated_share: float
     """Share of steps larger than any size that was measured; their costs are extrapolated."""
     unknown_share: float
@@ -108,6 +110,7 @@ def forecast(
         largest=str(largest),
         uncertainty=known[largest].uncertainty,
         sizes=len(known),
+        steps=total,
         extrapolated_share=sum(shares[s] for s in known if outlook.cost_model.exceeds_observed(s)),
         unknown_share=sum(weights[s] for s in weights if s not in known) / total,
         dimension=lengths.pattern if lengths else None,

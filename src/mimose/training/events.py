@@ -85,7 +85,14 @@ class LaterBackward:
 
 
 class Subscriber:
-    """Receives the events of training; override the methods that you need."""
+    """Receives the events of training; override the methods that you need.
+
+    Here every method does nothing. Methods are called while training runs, so keep them short.
+
+    >>> class PrintPeaks(Subscriber):
+    ...     def step_over(self, record: StepRecord) -> None:
+    ...         print(record.size, record.plan, record.peak_bytes)
+    """
 
     def run_starts(self, run: RunStart) -> None:
         """The first training step is about to begin."""
