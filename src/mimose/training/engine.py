@@ -480,4 +480,6 @@ class Engine:
         """The size of a batch, by the user's own measure if there is one."""
         if self.options.input_size is not None:
             return custom_input_size(self.options.input_size, args, kwargs)
-        return input_size(args, kwargs, names)
+        # A single batch without tensors, after others, must not end the run.
+        may_be_empty = self._now.latest_size is not None
+        return input_size(args, kwargs, names, may_be_empty=may_be_empty)
