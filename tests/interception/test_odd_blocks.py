@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
+from torch.nn.utils import parametrize, prune
+from torch.nn.utils.parametrizations import weight_norm
 
 import mimose
 from compare import assert_same_buffers, live_tensors, same
+from loops import block_interceptors
 from mimose.bench.measuring import LatestStep
 from parts import Regimes
 
@@ -152,6 +156,55 @@ def test_buffers_may_be_deleted_while_training() -> None:
                 prune.remove(layer.up, "weight")
 
     assert_trains_as_plain(lambda: Stack(pruned), remove)
+
+
+class ReadsTwice(Stack):
+    """Runs its layers, whose weights are parametrized, twice before each backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers:
+            weight_norm(layer.up)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + super().forward(2 * x)
+
+
+class Cached(ReadsTwice):
+    """Computes its weights once a forward, in the forwards `cached`."""
+
+    def __init__(self, cached: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.cached, self.forwards = cached, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.forwards += 1
+        with parametrize.cached() if self.cached(self.forwards) else nullcontext():
+            return super().forward(x)
+
+
+@pytest.mark.parametrize("first", [2, 1], ids=["from the second step on", "from the first one on"])
+def test_blocks_are_kept_while_their_parametrized_weights_are_cached(first: int) -> None:
+    make = functools.partial(Cached, lambda number: number % 7 == first)
+    with pytest.warns(
+        mimose.MimoseWarning, match=r"kept while torch.*cached\(\) is active"
+    ) as told:
+        stats = assert_trains_as_plain(make)
+    assert len(told) == 1
+    assert stats.planned_steps > 10
+
+
+def test_blocks_without_parametrizations_are_recomputed_under_its_cache() -> None:
+    torch.manual_seed(0)
+    model, batch = Stack(), batches(1)[0]
+    with (
+        mimose.auto_checkpoint(model, "64MiB", planner="recompute_all"),
+        parametrize.cached(),
+    ):
+        loss = model(batch).pow(2).mean()
+        interceptor = block_interceptors(model)[0]
+        loss.backward()
+        assert interceptor.trusted
 
 
 _RUNS = itertools.count()

@@ -20,6 +20,7 @@ from mimose.execution import (
     watch_backward,
 )
 from mimose.interception.blocks import Block
+from mimose.interception.cached_weights import KEPT_WHILE_CACHED, finds_cached_weights
 from mimose.interception.compiled import refuse_in_compiled_code
 from mimose.interception.directive import KEEP, RECOMPUTE, Directive, Director
 from mimose.interception.interceptor import under_transform
@@ -75,6 +76,9 @@ class BlockInterceptor(TriedInterceptor):
 
     def _run(self, directive: Directive, args: Any, kwargs: Any, *, may_fail: bool) -> Any:
         if self.trusted is False:
+            return self.plain(args, kwargs)
+        if finds_cached_weights(self.module):
+            self.tried.tell_once(self, KEPT_WHILE_CACHED)
             return self.plain(args, kwargs)
         option, evictor = directive.option, directive.evictor
         call: Callable[..., Any] = self._run_checkpointed
