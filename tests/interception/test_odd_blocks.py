@@ -158,6 +158,26 @@ def test_buffers_may_be_deleted_while_training() -> None:
     assert_trains_as_plain(lambda: Stack(pruned), remove)
 
 
+class Nests(Stack):
+    """Passes its blocks one nested tensor of rows with different lengths."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.layout = layout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = [row[: len(row) - 2 * number] for number, row in enumerate(x.unbind())]
+        nested = torch.nested.as_nested_tensor(rows, layout=self.layout)
+        return super().forward(nested).to_padded_tensor(0.0)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_blocks_of_nested_tensors_are_recomputed(layout: torch.layout) -> None:
+    stats = assert_trains_as_plain(lambda: Nests(layout))  # without a warning
+    assert stats.planned_steps > 10
+
+
 class ReadsTwice(Stack):
     """Runs its layers, whose weights are parametrized, twice before each backward."""
 
