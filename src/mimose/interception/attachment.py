@@ -17,6 +17,7 @@ from mimose.execution import (
     are_plain,
     holds_cache,
     may_take_cache,
+    refuses_hooks,
     watch_backward,
 )
 from mimose.interception.blocks import Block
@@ -95,7 +96,16 @@ class BlockInterceptor(TriedInterceptor):
 
     def _run_saving_on_host(self, directive: Directive, args: Any, kwargs: Any) -> Any:
         assert directive.mover is not None
-        return directive.mover.run_saving_on_host(self._plain_call, args, kwargs)
+        guard = Guard(self.changing, args, kwargs)
+        try:
+            return directive.mover.run_saving_on_host(self._plain_call, args, kwargs)
+        except RuntimeError as error:
+            if not refuses_hooks(error):
+                raise
+            undone = guard.inputs_intact and self._may_run_twice(args, kwargs)
+            self._distrust_with_hooks(error, undone=undone)
+            guard.rewind(error)
+        return self.plain(args, kwargs)
 
     def _plain_call(self, *args: Any, **kwargs: Any) -> Any:
         return self.plain(args, kwargs)
