@@ -21,6 +21,7 @@ import models
 from chains import SIZE
 from compare import assert_same_gradients, no_hooks
 from loops import bert, labelled, peak_of_recomputing, places, plain_losses, task, texts, train
+from mimose.costs import InputSize
 from mimose.costs.timeline import Profile
 from mimose.errors import (
     ArgumentError,
@@ -277,6 +278,38 @@ def test_forward_without_tensors_says_what_to_pass() -> None:
         for _ in range(3):
             model(9).sum().backward()
         assert handle.stats().planned_steps == 1
+
+
+class Queries(models.Encoder):
+    """Without a batch, it trains on a query of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.0)
+        self.query = torch.arange(9)[None]
+
+    def forward(self, ids: Any = None) -> torch.Tensor:  # type: ignore[override]
+        own = not isinstance(ids, torch.Tensor) or ids.dim() == 0
+        return super().forward(self.query if own else ids)
+
+
+@pytest.mark.parametrize("planner", ["optimal", "recompute_all"])
+@pytest.mark.parametrize("empty", [None, [], torch.tensor(3)], ids=["None", "list", "0-d"])
+def test_single_batches_without_tensors_train_as_in_the_plain_model(
+    empty: Any, planner: str
+) -> None:
+    model = Queries()
+    plain = copy.deepcopy(model)
+    batches = [torch.randint(50, (2, 8 + step)) if step % 5 else empty for step in range(1, 18)]
+    for batch in batches:
+        (plain(batch) + plain(empty)).sum().backward()
+        plain(batch).sum().backward()
+    with mimose.auto_checkpoint(model, "1GiB", planner=planner) as handle:
+        for batch in batches:
+            (model(batch) + model(empty)).sum().backward()
+            model(batch).sum().backward()
+        assert handle.explain(empty).size.passes[0] == InputSize((), ())
+        assert handle.stats().planned_steps > 0
+    assert_same_gradients(model, plain)
 
 
 def test_input_size_that_returns_no_number_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import pickle
 import re
 
 import pytest
@@ -365,3 +366,14 @@ def test_a_handle_on_a_wrapper_replaces_the_one_on_what_it_wraps() -> None:
         assert handle.attached
         assert not former.attached
     assert not interceptors(model)
+
+
+def test_a_model_that_holds_its_own_handle_can_be_copied_and_pickled() -> None:
+    model = models.Encoder()
+    model.handle = mimose.auto_checkpoint(model, "1GiB")
+    train(model, texts([20]))
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert copied.handle is None
+        train(copied, texts([21]))
+    assert model.handle.stats().steps == 1
+    model.handle.detach()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 import mimose
 import models
-from loops import texts
+from compare import assert_same_gradients, no_hooks
+from loops import places, texts
 from mimose.training import StepRecord, Subscriber
 
 
@@ -48,3 +52,41 @@ def test_what_is_no_subscriber_is_refused(subscriber: Any) -> None:
     refused = pytest.raises(mimose.ArgumentError, match=r"subclass of mimose\.training\.Subscriber")
     with mimose.auto_checkpoint(models.Encoder(), "1GiB") as handle, refused:
         handle.subscribe(subscriber)
+
+
+class CallsAt(Subscriber):
+    """Calls a function at the first event of one kind."""
+
+    def __init__(self, event: str, call: Callable[[], object]) -> None:
+        self.called = False
+
+        def at_event(*_: Any, **__: Any) -> None:
+            if not self.called:
+                self.called = True
+                call()
+
+        setattr(self, event, at_event)
+
+
+@pytest.mark.parametrize("budget", ["1GiB", "1MiB"])
+@pytest.mark.parametrize(
+    "event",
+    ["run_starts", "step_opens", "step_starts", "regime_entered", "learned", "step_over", "noted"],
+)
+@pytest.mark.filterwarnings("ignore::mimose.MimoseWarning")
+def test_a_subscriber_may_detach_in_any_event_and_training_goes_on(event: str, budget: str) -> None:
+    model = models.Encoder()
+    plain, before = copy.deepcopy(model), places(model)
+    lengths = [8, 9, 10, 11, 12, 13, 14, 15]
+    torch.manual_seed(0)
+    train(plain, lengths)
+    handle = mimose.auto_checkpoint(model, budget)
+    subscriber = CallsAt(event, handle.detach)
+    handle.subscribe(subscriber)
+    torch.manual_seed(0)
+    train(model, lengths)
+    assert subscriber.called
+    assert not handle.attached
+    assert places(model) == before
+    assert no_hooks()
+    assert_same_gradients(model, plain)

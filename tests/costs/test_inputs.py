@@ -69,9 +69,24 @@ def test_layout_does_not_depend_on_the_dimensions() -> None:
 def test_forward_without_tensors_raises_an_error_with_the_remedy(args: Any, kwargs: Any) -> None:
     with pytest.raises(ArgumentError, match=r"no tensors.*input_size=lambda"):
         input_size(args, kwargs)
+    assert input_size(args, kwargs, may_be_empty=True) == InputSize((), ())
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_passes_without_tensors_count_among_several(empty: int) -> None:
+    passes = [size(8, 3), size(8, 4), size(8, 5)]
+    passes[empty] = InputSize((), ())
+    whole = passes[0].followed_by(passes[1]).followed_by(passes[2])
+    assert list(whole.passes) == passes
+    assert whole.with_pass(empty, InputSize((), ())) == whole
+    assert whole.with_pass(empty, size(8, 3)) is None
 
 
 # Text
+
+
+def test_text_of_no_tensors_says_so() -> None:
+    assert str(InputSize((), ())) == "without tensors"
 
 
 def test_text_shows_each_shape_once() -> None:

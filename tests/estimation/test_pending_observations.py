@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from mimose.costs import StepObservation
 from mimose.estimation import CostModel
 from mimose.memory import Clock
 from mimose.reporting import Recorder, read_recording
+from mimose.training import Subscriber
 from parts import Assembled, Observations
 
 
@@ -143,6 +145,29 @@ def test_a_recording_has_late_times_and_no_additional_observations(
     whole = [seen for seen in recording.observations if not seen.provisional]
     assert [seconds_of(seen) for seen in whole] == [{1.0}, {2.0}, {4.0}]
     assert len(list(recording.cost_model().observations)) == 3
+
+
+class ReadsAll(Subscriber):
+    """Reads the statistics at every event of an observation, which reads all pending ones."""
+
+    def __init__(self, handle: Assembled) -> None:
+        self.handle = handle
+        self.timings = 0
+
+    def timed(self, observation: StepObservation, regime: Hashable) -> None:
+        self.timings += 1
+        self.handle.stats()
+
+
+def test_a_subscriber_that_is_told_of_times_may_read_the_statistics() -> None:
+    run = Observing()
+    subscriber = ReadsAll(run.handle)
+    run.handle.subscribe(subscriber)
+    run.train(*texts([40, 50, 60]))
+    run.times_come()
+    assert subscriber.timings == 3
+    assert run.seconds == [{1.0}, {2.0}, {3.0}]
+    run.handle.detach()
 
 
 class TellsSome(LateClock):

@@ -337,6 +337,28 @@ def test_recompute_that_differs_raises_an_error_with_the_name_of_the_function(
     assert isinstance(raised.value, MimoseError)
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_are_rebuilt_and_compared(layout: torch.layout) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+
+    def nested(*lengths: int) -> torch.Tensor:
+        rows = [torch.ones(length, 4) * length for length in lengths]
+        return torch.nested.nested_tensor(rows, layout=layout, requires_grad=True)
+
+    def gradient(call: Call) -> torch.Tensor:
+        x = nested(3, 5)
+        call(model, x).to_padded_tensor(0.0).pow(2).sum().backward()
+        assert x.grad is not None
+        return x.grad.to_padded_tensor(0.0)
+
+    assert torch.equal(gradient(mimose.checkpoint), gradient(plain_call))
+    differs = Changing(model, lambda _: model(nested(3, 4)))
+    out = mimose.checkpoint(differs, nested(3, 5)).to_padded_tensor(0.0)
+    with pytest.raises(RecomputeError, match="different metadata"):
+        out.sum().backward()
+
+
 def test_metadata_is_not_compared_with_determinism_check_none() -> None:
     x = torch.ones(3, requires_grad=True)
     mimose.checkpoint(Changing(*DOUBLE_SAVED), x, determinism_check="none").sum().backward()

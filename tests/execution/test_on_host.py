@@ -53,6 +53,16 @@ def test_saved_tensors_come_back_bit_for_bit(host: HostMemory, then: str) -> Non
     assert host.arena.in_use_bytes == 0
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_stay_on_the_device(host: HostMemory) -> None:
+    block = nn.Sequential(nn.Linear(4, 8), nn.GELU())
+    x = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(5, 4)])
+    out, moved = run_saving_on_host(block, (x,), {}, host)
+    assert not moved
+    out.to_padded_tensor(0.0).sum().backward()
+    assert ArgumentsOfStep(host).movable((out,), {}) == []
+
+
 @pytest.mark.parametrize("then", ["", "release", "release fetch"])
 def test_arguments_of_a_recompute_come_back_bit_for_bit(host: HostMemory, then: str) -> None:
     block = Layer()

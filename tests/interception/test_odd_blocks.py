@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
+from torch.nn.utils import parametrize, prune
+from torch.nn.utils.parametrizations import weight_norm
 
 import mimose
 from compare import assert_same_buffers, live_tensors, same
+from loops import block_interceptors
 from mimose.bench.measuring import LatestStep
+from mimose.errors import ConflictError
 from parts import Regimes
 
 
@@ -152,6 +157,75 @@ def test_buffers_may_be_deleted_while_training() -> None:
                 prune.remove(layer.up, "weight")
 
     assert_trains_as_plain(lambda: Stack(pruned), remove)
+
+
+class Nests(Stack):
+    """Passes its blocks one nested tensor of rows with different lengths."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.layout = layout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = [row[: len(row) - 2 * number] for number, row in enumerate(x.unbind())]
+        nested = torch.nested.as_nested_tensor(rows, layout=self.layout)
+        return super().forward(nested).to_padded_tensor(0.0)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_blocks_of_nested_tensors_are_recomputed(layout: torch.layout) -> None:
+    stats = assert_trains_as_plain(lambda: Nests(layout))  # without a warning
+    assert stats.planned_steps > 10
+
+
+class ReadsTwice(Stack):
+    """Runs its layers, whose weights are parametrized, twice before each backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers:
+            weight_norm(layer.up)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + super().forward(2 * x)
+
+
+class Cached(ReadsTwice):
+    """Computes its weights once a forward, in the forwards `cached`."""
+
+    def __init__(self, cached: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.cached, self.forwards = cached, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.forwards += 1
+        with parametrize.cached() if self.cached(self.forwards) else nullcontext():
+            return super().forward(x)
+
+
+@pytest.mark.parametrize("first", [2, 1], ids=["from the second step on", "from the first one on"])
+def test_blocks_are_kept_while_their_parametrized_weights_are_cached(first: int) -> None:
+    make = functools.partial(Cached, lambda number: number % 7 == first)
+    with pytest.warns(
+        mimose.MimoseWarning, match=r"kept while torch.*cached\(\) is active"
+    ) as told:
+        stats = assert_trains_as_plain(make)
+    assert len(told) == 1
+    assert stats.planned_steps > 10
+
+
+def test_blocks_without_parametrizations_are_recomputed_under_its_cache() -> None:
+    torch.manual_seed(0)
+    model, batch = Stack(), batches(1)[0]
+    with (
+        mimose.auto_checkpoint(model, "64MiB", planner="recompute_all"),
+        parametrize.cached(),
+    ):
+        loss = model(batch).pow(2).mean()
+        interceptor = block_interceptors(model)[0]
+        loss.backward()
+        assert interceptor.trusted
 
 
 _RUNS = itertools.count()
@@ -292,3 +366,96 @@ def test_a_block_may_have_special_tensors_in_attributes(special: str) -> None:
             self.held = SPECIAL[special]()
 
     assert_trains_as_plain(lambda: Stack(Holding))
+
+
+class Differentiates(Layer):
+    """From run `begins` on, its forward follows a gradient, as a test-time-training layer does.
+
+    Before that, it draws random numbers and changes buffers and attributes.
+    """
+
+    begins = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(16), nn.Dropout(0.2)
+        self.register_buffer("count", torch.zeros(()))
+        self.runs = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        self.count = self.count + 1
+        x = self.drop(self.norm(x.flatten(0, 1)).view_as(x)) * random.uniform(0.9, 1.1)
+        out = super().forward(x)
+        if self.runs < self.begins:
+            return out
+        aim = x.detach()
+        return out - torch.func.grad(lambda t: (t.tanh() - aim).pow(2).mean())(out)
+
+
+class DifferentiatesLater(Differentiates):
+    begins = 8
+
+
+class Appends(Differentiates):
+    """Appends to a list that the model holds, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[float] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.log.append(x.norm().item())
+        return super().forward(x)
+
+
+class AppendsLater(Appends):
+    begins = 8
+
+
+class DoublesItsInput(Differentiates):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x.mul_(2)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("block", [Differentiates, DifferentiatesLater, Appends])
+def test_blocks_that_differentiate_in_their_forward_are_kept(block: type[Differentiates]) -> None:
+    made: list[Stack] = []
+
+    def make() -> nn.Module:
+        made.append(Stack(block))
+        made[-1].logs = [getattr(layer, "log", None) for layer in made[-1].layers]
+        return made[-1]
+
+    with pytest.warns(mimose.MimoseWarning, match=r"cannot be recomputed: it calls torch\.func"):
+        assert_trains_as_plain(make, lambda _, number: random.seed(number))
+    plain, model = made
+    assert [layer.runs for layer in model.layers] == [24] * 5
+    assert model.logs == plain.logs
+    assert model.logs[0] is getattr(model.layers[0], "log", None)
+
+
+@pytest.mark.parametrize(("block", "lost"), [(AppendsLater, 8), (DoublesItsInput, 1)])
+def test_a_block_that_cannot_run_again_ends_one_step_with_advice(
+    block: type[Differentiates], lost: int
+) -> None:
+    model, step = Stack(block), 0
+    with mimose.auto_checkpoint(model, "64MiB", planner="recompute_all", blocks="layers.0"):
+        for step, batch in enumerate(batches(), 1):
+            if step == lost:
+                with pytest.raises(ConflictError, match=r"exclude='layers\.0'"):
+                    model(batch)
+            else:
+                model(batch).pow(2).mean().backward()
+
+
+def test_code_that_forbids_hooks_for_its_own_reasons_is_noticed() -> None:
+    class Forbids(Layer):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+                return super().forward(x)
+
+    with pytest.warns(mimose.MimoseWarning, match="cannot be recomputed"):
+        assert_trains_as_plain(lambda: Stack(Forbids))

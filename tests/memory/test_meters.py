@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
     is_in_torch_dispatch_mode,
 )
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
 
 from mimose.errors import ConflictError
@@ -307,6 +308,50 @@ def test_closed_meter_limits_nothing() -> None:
     meter.limit(1)
     meter.close()
     assert take(1).numel() == KIB
+
+
+class InWorker(Dataset[torch.Tensor]):
+    """Items that a function makes in the worker of a DataLoader."""
+
+    def __init__(self, make: Callable[[], torch.Tensor]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.make()
+
+
+def made_in_a_fork(make: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+    return list(DataLoader(InWorker(make), num_workers=1, multiprocessing_context="fork"))
+
+
+def test_forked_worker_has_no_limit_and_the_parent_keeps_its_own(meter: CpuMeter) -> None:
+    meter.limit(meter.read().in_use + 64 * KIB)
+    assert [item.item() for item in made_in_a_fork(lambda: take(128).sum())] == [0, 0]
+    with pytest.raises(torch.OutOfMemoryError):
+        take(128)
+
+
+def test_meter_made_in_a_forked_worker_counts_and_limits_there(meter: CpuMeter) -> None:
+    meter.limit(meter.read().in_use + 64 * KIB)
+
+    def counted() -> torch.Tensor:
+        own = CpuMeter()
+        since = Since(own)
+        x = take(128)
+        taken = since.in_use
+        own.limit(own.read().in_use)
+        with pytest.raises(torch.OutOfMemoryError):
+            take(1)
+        meter.close()  # as when the parent's model is dropped here
+        with pytest.raises(torch.OutOfMemoryError):
+            take(1)
+        own.close()
+        return torch.tensor(taken == x.nbytes)
+
+    assert all(made_in_a_fork(counted))
 
 
 def test_free_bytes_are_the_machines_memory_less_the_bytes_in_use(meter: CpuMeter) -> None:

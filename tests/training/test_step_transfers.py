@@ -145,6 +145,49 @@ def test_models_that_people_train_do_as_plain_under_every_mixture(
     assert_nothing_is_left(director)
 
 
+class InTurn(Mixture):
+    """All runs of a step have the same option, another one in each step."""
+
+    def __init__(self, *options: Option) -> None:
+        super().__init__(random.Random(0))
+        self._in_turn = iter(options)
+
+    def step_begins(self) -> None:
+        self._options = (next(self._in_turn),)
+        super().step_begins()
+
+
+class Differentiates(Normed):
+    """After some runs, its forward follows a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("runs", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        out = super().forward(x)
+        if self.runs < 4:
+            return out
+        return out - torch.func.grad(lambda t: t.tanh().mean())(out)
+
+
+def test_a_block_that_begins_to_differentiate_while_it_is_saved_on_the_host_is_kept() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(Differentiates(), Differentiates())
+    model = copy.deepcopy(plain)
+    order = Option.KEEP, Option.RECOMPUTE, *[Option.SAVE_ON_HOST] * 4
+    director = InTurn(*order)
+    Attachment(model, find_blocks(model, blocks=Differentiates), director)
+    expected = train_under(plain, None, steps=6)
+    with pytest.warns(mimose.MimoseWarning, match=r"cannot be recomputed: it calls torch\.func"):
+        assert torch.equal(train_under(model, director, steps=6), expected)
+    assert_same_gradients(model, plain)
+    assert_same_buffers(model, plain)
+    assert director.host.moved_bytes > 0
+    assert_nothing_is_left(director)
+
+
 class Breaks(nn.Module):
     """Compiled, it is two graphs with plain Python in between."""
 

@@ -201,6 +201,11 @@ class Mimose:
     def __exit__(self, *_: object) -> None:
         self.detach()
 
+    def __reduce__(self) -> Any:
+        # A model may hold its own handle. Copies and pickles of a model are plain, so theirs
+        # gets None.
+        return type(None), ()
+
     def __repr__(self) -> str:
         return "<mimose, switched off by MIMOSE_DISABLE>" if self._disabled else repr(self._engine)
 

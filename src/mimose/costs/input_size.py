@@ -11,6 +11,8 @@ Layout = tuple[tuple[str, int], ...]
 
 _NEXT_PASS = "+"
 """Prefix of the first tensor's name in each pass after the first."""
+_NO_TENSORS: Layout = (("", 0),)
+"""Stands for a pass without tensors among several passes."""
 MOST_PASSES = 8
 """The most passes that an input size has. The last one also stands for all later passes."""
 
@@ -41,8 +43,8 @@ class InputSize:
         """
         *before, last = self.passes
         if len(before) + 1 < MOST_PASSES:
-            (name, rank), *others = other.layout
-            layout = (*self.layout, (_NEXT_PASS + name, rank), *others)
+            (name, rank), *others = other.layout or _NO_TENSORS
+            layout = (*(self.layout or _NO_TENSORS), (_NEXT_PASS + name, rank), *others)
             return InputSize(layout, (*self.dims, *other.dims))
         if last.layout != other.layout:
             return self
@@ -59,6 +61,7 @@ class InputSize:
             (name, rank), *others = self.layout[begin:end]
             layout = ((name.removeprefix(_NEXT_PASS), rank), *others)
             length = sum(rank for _, rank in layout)
+            layout = () if layout == _NO_TENSORS else layout
             passes.append(InputSize(layout, self.dims[at : at + length]))
             at += length
         return tuple(passes)
@@ -78,6 +81,8 @@ class InputSize:
         return InputSize(self.layout, tuple(max(pair) for pair in pairs))
 
     def __str__(self) -> str:
+        if not self.dims:
+            return "without tensors"
         shapes, at = [], 0
         for _, rank in self.layout:
             shapes.append(self.dims[at : at + rank])
@@ -92,4 +97,4 @@ def arguments_in_words(layout: Layout) -> str:
     >>> arguments_in_words((("input_ids", 2), ("labels", 1)))
     'input_ids (2-d), labels (1-d)'
     """
-    return ", ".join(f"{name} ({rank}-d)" for name, rank in layout)
+    return ", ".join(f"{name} ({rank}-d)" for name, rank in layout) or "no tensors"

@@ -48,6 +48,7 @@ from mimose.execution.side_effects import (
     run_restoring_attributes,
 )
 from mimose.execution.swapped_parameters import SwappedParameters, parameter_slots
+from mimose.execution.undo import put_back_buffers, put_back_plain_values, refuses_hooks
 
 __all__ = [
     "AllAttributes",
@@ -95,6 +96,9 @@ __all__ = [
     "on_unsupported_device",
     "output_tensors",
     "parameter_slots",
+    "put_back_buffers",
+    "put_back_plain_values",
+    "refuses_hooks",
     "run_restoring_attributes",
     "run_saving_on_host",
     "watch_backward",

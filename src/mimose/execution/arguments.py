@@ -36,7 +36,7 @@ from mimose.execution.object_contents import (
     same_content,
     slots_of,
 )
-from mimose.tensors import version_of
+from mimose.tensors import shape_of, version_of
 
 _MOST_OBJECTS = 1000
 """A block whose arguments refer to more objects is kept: copying them would take too long."""
@@ -132,7 +132,7 @@ class ArgumentCopies:
             if version_of(tensor) != version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an "
-                    f"inplace operation: a tensor {list(tensor.shape)} in an argument of a "
+                    f"inplace operation: a tensor {list(shape_of(tensor))} in an argument of a "
                     "recomputed block. Work on a copy of it, or exclude this block"
                 )
         return function(*args)

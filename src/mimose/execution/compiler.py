@@ -7,7 +7,7 @@ from mimose.execution.dry_run import DryRunRecorder
 from mimose.execution.frame_observer import FrameObserver
 from mimose.execution.recompute import Frame, KeptTensor
 from mimose.execution.saved_kinds import SavedKinds
-from mimose.tensors import is_parameter, local_tensor, storage_of, version_of
+from mimose.tensors import is_parameter, local_tensor, shape_of, storage_of, version_of
 
 
 def hide_from_compiler() -> None:
@@ -21,7 +21,7 @@ def hide_from_compiler() -> None:
     plain, keeping = Frame(_nothing, (), {}), Frame(_nothing, (), {}, keeping=True)
     observed = Frame(_nothing, (), {}, listener=Listener())
     hooks = (plain._packer(), observed._packer(), keeping._keeper([]), plain._repacker())
-    own = (plain._looker_up(), storage_of, local_tensor, version_of, is_parameter)
+    own = (plain._looker_up(), shape_of, storage_of, local_tensor, version_of, is_parameter)
     methods = (
         KeptTensor.__init__,
         FrameObserver.saves,

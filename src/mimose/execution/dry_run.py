@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mimose.tensors import tensors_in
+from mimose.tensors import shape_of, tensors_in
 
 if TYPE_CHECKING:
     from mimose.execution.recompute import Frame
@@ -66,12 +66,14 @@ def outputs_match(a: Any, b: Any) -> bool:
     """Whether two outputs are equal; on a GPU, within the tolerance."""
     ours, theirs = list(tensors_in(a)), list(tensors_in(b))
     return len(ours) == len(theirs) and all(
-        x.shape == y.shape and x.dtype == y.dtype and _close(x, y)
+        shape_of(x) == shape_of(y) and x.dtype == y.dtype and _close(x, y)
         for x, y in zip(ours, theirs, strict=True)
     )
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.is_nested:
+        return all(map(_close, a.detach().unbind(), b.detach().unbind()))
     # Usually they are equal. On a GPU, loading each further kernel takes long.
     if a.device.type == "meta" or torch.equal(a, b):
         return True

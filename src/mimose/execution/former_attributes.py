@@ -7,11 +7,9 @@ objects themselves: a list that other code holds, too, gets its former items.
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -21,11 +19,11 @@ from mimose.execution.attributes import (
     AttributeSlot,
     attribute_holders,
     copy_value,
-    equals_copy,
 )
 from mimose.execution.generators import GENERATORS
 from mimose.execution.side_effects import SideEffects
 from mimose.execution.temporary_values import ABSENT, put
+from mimose.execution.undo import refill
 from mimose.tensors import version_of
 
 
@@ -60,7 +58,7 @@ class FormerAttributes:
         """Put the values back. What carries a graph and is too large to copy stays as it is."""
         for holder, name, is_same, copy in self._values:
             now = vars(holder).get(name, ABSENT)
-            if copy is not NOT_COPIED and not (is_same(now) and _refill(now, copy)):
+            if copy is not NOT_COPIED and not (is_same(now) and refill(now, copy)):
                 put(vars(holder), name, copy_value(copy))
 
 
@@ -71,32 +69,6 @@ def _test_for(value: Any) -> Callable[[Any], bool]:
         return lambda now: now is ref()
     number = id(value)
     return lambda now: id(now) == number
-
-
-def _refill(now: Any, copy: Any) -> bool:
-    """Give an object the contents of its former copy; whether that is possible in place."""
-    if type(now) is not type(copy) and not isinstance(now, torch.Tensor):
-        return False
-    if equals_copy(now, copy):
-        return True
-    if isinstance(now, (torch.Tensor, np.ndarray)):
-        if now.shape != copy.shape or getattr(now, "requires_grad", False):
-            return False
-        with torch.no_grad():
-            now[...] = copy
-        return True
-    contents = copy_value(copy)
-    if isinstance(now, list):
-        now[:] = contents
-    elif isinstance(now, (dict, set)):
-        now.clear()
-        now.update(contents)
-    elif isinstance(now, deque):
-        now.clear()
-        now.extend(contents)
-    else:
-        return False
-    return True
 
 
 class AllAttributes:

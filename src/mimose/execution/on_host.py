@@ -224,7 +224,7 @@ def _can_move(tensor: torch.Tensor, host: HostMemory) -> bool:
         return False
     if tensor.device.type != host.device.type or is_parameter(tensor):
         return False
-    if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+    if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested:
         return False
     storage = storage_of(tensor)
     return storage is not None and storage.nbytes() > 0 and storage.nbytes() >= host.smallest_bytes

@@ -31,8 +31,12 @@ class Guard:
 
     def can_help(self, error: BaseException) -> bool:
         """Whether the error is an out-of-memory and the block's inputs are unchanged."""
-        intact = all(tensor._version == version for tensor, version in self._inputs)
-        return intact and is_out_of_memory(error)
+        return self.inputs_intact and is_out_of_memory(error)
+
+    @property
+    def inputs_intact(self) -> bool:
+        """Whether no input was changed in place."""
+        return all(tensor._version == version for tensor, version in self._inputs)
 
     def rewind(self, error: BaseException) -> None:
         """Free what the failed forward held, and restore the state before it."""

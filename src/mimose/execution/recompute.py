@@ -45,6 +45,7 @@ from mimose.tensors import (
     is_out_of_memory,
     is_parameter,
     release_traceback,
+    shape_of,
     task_id,
     unknown_task,
 )
@@ -248,7 +249,7 @@ class Frame:
         shapes, dtypes, devices = saved.shapes, saved.dtypes, saved.devices
 
         def pack(tensor: torch.Tensor) -> int:
-            shapes.append(tensor.shape)
+            shapes.append(shape_of(tensor))
             dtypes.append(tensor.dtype)
             devices.append(tensor.get_device())
             return len(shapes) - 1
@@ -318,7 +319,7 @@ class Frame:
         raise RuntimeError(
             f"{self._title}: one of the variables needed for gradient computation has been "
             "modified by an inplace operation: "
-            f"{list(tensor.shape)} {tensor.dtype}"
+            f"{list(shape_of(tensor))} {tensor.dtype}"
         )
 
     def _unpack_again(self, index: int) -> torch.Tensor:

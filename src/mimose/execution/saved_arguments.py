@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mimose.execution.caches import copy_cache, is_cache, tensors_in_cache
-from mimose.tensors import argument_tensors, map_tensors, tensors_in, version_of
+from mimose.tensors import argument_tensors, map_tensors, shape_of, tensors_in, version_of
 
 _PLAIN = frozenset(
     {torch.Tensor, nn.Parameter, list, dict, tuple, int, bool, float, str, type(None)}
@@ -32,7 +32,7 @@ class SavedArguments:
         for tensor, version in self._changed():
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: an argument of a recomputed block, {list(tensor.shape)} "
+                f"inplace operation: an argument of a recomputed block, {list(shape_of(tensor))} "
                 f"{tensor.dtype}, is at version {tensor._version}; expected version {version} "
                 "instead"
             )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+
+from mimose.tensors import shape_of
 
 
 class SavedKinds:
@@ -16,10 +19,10 @@ class SavedKinds:
     __slots__ = ("devices", "dtypes", "misfits", "shapes")
 
     def __init__(self) -> None:
-        self.shapes: list[torch.Size] = []
+        self.shapes: list[tuple[Any, ...]] = []
         self.dtypes: list[torch.dtype] = []
         self.devices: list[int] = []
-        self.misfits: list[tuple[int, torch.Size, torch.dtype, int]] = []
+        self.misfits: list[tuple[int, tuple[Any, ...], torch.dtype, int]] = []
         """Mismatches: index, and shape, dtype and device of the rebuilt tensor.
 
         The tensor itself is not stored, since it would stay alive.
@@ -30,18 +33,21 @@ class SavedKinds:
 
     def take(self, tensors: Sequence[torch.Tensor]) -> None:
         """Record the tensors that a forward has saved and that are still alive."""
-        self.shapes = [tensor.shape for tensor in tensors]
+        try:
+            self.shapes = [tensor.shape for tensor in tensors]
+        except RuntimeError:  # one is nested
+            self.shapes = list(map(shape_of, tensors))
         self.dtypes = [tensor.dtype for tensor in tensors]
         self.devices = [tensor.get_device() for tensor in tensors]
 
     def compare(self, index: int, tensor: torch.Tensor) -> None:
         """Record a mismatch if the rebuilt tensor is not of the kind that was saved."""
         if (
-            self.shapes[index] != tensor.shape
+            self.shapes[index] != shape_of(tensor)
             or self.dtypes[index] is not tensor.dtype
             or self.devices[index] != tensor.get_device()
         ):
-            self.misfits.append((index, tensor.shape, tensor.dtype, tensor.get_device()))
+            self.misfits.append((index, shape_of(tensor), tensor.dtype, tensor.get_device()))
 
     def describe_misfits(self) -> str:
         """Describe the mismatches in words, and clear them."""
@@ -58,6 +64,6 @@ class SavedKinds:
         )
 
 
-def _in_words(shape: torch.Size, dtype: torch.dtype, device: int) -> str:
+def _in_words(shape: tuple[Any, ...], dtype: torch.dtype, device: int) -> str:
     where = "the CPU" if device < 0 else f"device {device}"
     return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {where}"

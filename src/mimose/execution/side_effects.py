@@ -30,6 +30,7 @@ from mimose.execution.attributes import (
 )
 from mimose.execution.generators import GENERATORS, Generator, OtherGenerators
 from mimose.execution.temporary_values import ABSENT, run_with, run_with_former
+from mimose.execution.undo import put_back_attributes, put_back_plain_values
 from mimose.tensors import local_tensor, version_of
 
 Hook = tuple[nn.Module, int]
@@ -80,6 +81,12 @@ class AttributeSnapshot:
     def too_large(self) -> set[tuple[int, str]]:
         """The attributes whose values were too large to copy, by id of their holder and name."""
         return {(id(h), name) for h, name, value in self._values if value is NOT_COPIED}
+
+    def put_back(self) -> bool:
+        """Undo a forward that broke off. Returns False if it has changed more than plain values."""
+        if self._generators is not None:
+            self._generators.restore()
+        return put_back_plain_values(self._values)
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` with these attributes, then restore the present ones."""
@@ -222,6 +229,15 @@ class FirstRunObserver:
         values = ((h, n, copies.get((id(h), n), ABSENT)) for h, n in side_effects.attributes)
         generators = self._generators if side_effects.draws else None
         return AttributeSnapshot(values, side_effects.passive_hooks, generators)
+
+    def put_back(self) -> bool:
+        """Undo the run, which broke off. Returns False if it has changed something for good."""
+        if self.irreversible_change is not None:
+            return False
+        for holder, before in self._before:
+            put_back_attributes(holder, before)
+        self._generators.restore()
+        return True
 
 
 @contextmanager

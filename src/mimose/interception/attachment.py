@@ -17,9 +17,11 @@ from mimose.execution import (
     are_plain,
     holds_cache,
     may_take_cache,
+    refuses_hooks,
     watch_backward,
 )
 from mimose.interception.blocks import Block
+from mimose.interception.cached_weights import KEPT_WHILE_CACHED, finds_cached_weights
 from mimose.interception.compiled import refuse_in_compiled_code
 from mimose.interception.directive import KEEP, RECOMPUTE, Directive, Director
 from mimose.interception.interceptor import under_transform
@@ -76,6 +78,9 @@ class BlockInterceptor(TriedInterceptor):
     def _run(self, directive: Directive, args: Any, kwargs: Any, *, may_fail: bool) -> Any:
         if self.trusted is False:
             return self.plain(args, kwargs)
+        if finds_cached_weights(self.module):
+            self.tried.tell_once(self, KEPT_WHILE_CACHED)
+            return self.plain(args, kwargs)
         option, evictor = directive.option, directive.evictor
         call: Callable[..., Any] = self._run_checkpointed
         fallback = evictor is not None or option is Option.KEEP
@@ -91,7 +96,16 @@ class BlockInterceptor(TriedInterceptor):
 
     def _run_saving_on_host(self, directive: Directive, args: Any, kwargs: Any) -> Any:
         assert directive.mover is not None
-        return directive.mover.run_saving_on_host(self._plain_call, args, kwargs)
+        guard = Guard(self.changing, args, kwargs)
+        try:
+            return directive.mover.run_saving_on_host(self._plain_call, args, kwargs)
+        except RuntimeError as error:
+            if not refuses_hooks(error):
+                raise
+            undone = guard.inputs_intact and self._may_run_twice(args, kwargs)
+            self._distrust_with_hooks(error, undone=undone)
+            guard.rewind(error)
+        return self.plain(args, kwargs)
 
     def _plain_call(self, *args: Any, **kwargs: Any) -> Any:
         return self.plain(args, kwargs)

@@ -1,32 +1,32 @@
-"""Combine the state that a forward started from, which its recompute needs, into one object."""
+"""The state that a forward started from, for its recompute, or to undo it if it breaks off."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mimose.execution import (
     ArgumentCopies,
     AttributeSnapshot,
-    BufferSlot,
     BufferSnapshot,
+    FirstRunObserver,
     Found,
+    Frame,
+    StateBeforeForward,
     SwappedParameters,
+    put_back_buffers,
+    put_back_plain_values,
 )
 
 
 def found_as_one(
     exchanged: SwappedParameters | None,
-    changing: list[BufferSlot],
+    buffers: BufferSnapshot | None,
     attributes_before: AttributeSnapshot | None,
     given: ArgumentCopies | None,
 ) -> Found | None:
-    """The present state that a recompute must restore; None if there is none.
-
-    Call it before the forward.
-    """
-    buffers = BufferSnapshot(changing) if changing else None
+    """The state before a forward, which its recompute must restore; None if there is none."""
     states = [
         state for state in (exchanged, buffers, attributes_before, given) if state is not None
     ]
@@ -47,3 +47,36 @@ class SeveralFound:
         for state in self._states:
             function = functools.partial(state.run, function)
         return function(*args)
+
+
+class BeforeForward(NamedTuple):
+    """The state before a forward that broke off."""
+
+    frame: Frame
+    given: ArgumentCopies | None
+    buffers: BufferSnapshot | None
+    attributes: AttributeSnapshot | FirstRunObserver | None
+    others: StateBeforeForward | None
+    """What no earlier forward had changed."""
+
+    def put_back(self, args: Any, kwargs: Any) -> bool:
+        """Undo the forward. Returns False if it has changed something that cannot be restored."""
+        if self._arguments_changed():
+            return False
+        changes = None if self.others is None else self.others.new_changes()
+        if changes is not None:
+            put_back_buffers(BufferSnapshot.of(changes.buffers), args, kwargs)
+            if changes.lost or not put_back_plain_values(changes.attributes):
+                return False
+        if self.attributes is not None and not self.attributes.put_back():
+            return False
+        if self.buffers is not None:
+            put_back_buffers(self.buffers, args, kwargs)
+        for generator, state in self.frame.execution_context.generators:
+            generator.set_state(state)
+        return True
+
+    def _arguments_changed(self) -> bool:
+        given = self.given
+        objects = given is not None and (given.changed() is not None or given.tensors_changed)
+        return objects or self.frame.saved_arguments.changed

@@ -24,15 +24,20 @@ from mimose.execution import (
     foreign_hooks,
     is_distributed,
     parameter_slots,
+    refuses_hooks,
 )
 from mimose.interception.block_kind import kind_of
 from mimose.interception.directive import Directive
-from mimose.interception.found import SeveralFound, found_as_one
+from mimose.interception.found import BeforeForward, SeveralFound, found_as_one
 from mimose.interception.other_offloading import name_of_hooks
 from mimose.interception.tried import CHANGED_LATER, Waiting
 from mimose.interception.verdict import JudgedInterceptor
 from mimose.tensors import is_out_of_memory
 
+_REFUSES_HOOKS = (
+    "calls torch.func.grad, torch.func.vjp or other code that does not work while mimose observes "
+    "what the block saves for its backward"
+)
 _MOST_ATTEMPTS = 3
 """How many trials of a block may fail for lack of memory before it is trusted untested."""
 
@@ -62,14 +67,23 @@ class TriedInterceptor(JudgedInterceptor):
         )
         if attributes_before is not None and attributes_before.too_large - self.large:
             return self._run_trial(directive, function, args, kwargs, given)
-        found = found_as_one(exchanged, self.changing, attributes_before, given)
+        buffers = BufferSnapshot(self.changing) if self.changing else None
+        found = found_as_one(exchanged, buffers, attributes_before, given)
         state_before = self._before()
         keeping = directive.option is Option.KEEP
         own = (args, kwargs) if given is None else (given.args, given.kwargs)
         # Keep the activations until it is known that the forward does not change its arguments.
         keep_for_now = keeping or given is not None
         frame = self._frame(directive, function, *own, found=found, keeping=keep_for_now)
-        out = frame.forward(args, kwargs)
+        try:
+            out = frame.forward(args, kwargs)
+        except RuntimeError as error:
+            if not refuses_hooks(error):
+                raise
+            before = BeforeForward(frame, given, buffers, attributes_before, state_before)
+            self._distrust_with_hooks(error, undone=before.put_back(args, kwargs))
+        if self.trusted is False:
+            return function(*args, **kwargs)
         if self._keep_if_arguments_changed(given, frame):
             return out
         frame.evictable = keeping
@@ -134,8 +148,17 @@ class TriedInterceptor(JudgedInterceptor):
         exchanged = SwappedParameters.among(parameter_slots(self.module))
         own_args, own_kwargs = (args, kwargs) if given is None else (given.args, given.kwargs)
         frame = self._frame(directive, function, own_args, own_kwargs, keeping=True)
-        with observer.watching_hooks():
-            out = frame.forward(args, kwargs)
+        try:
+            with observer.watching_hooks():
+                out = frame.forward(args, kwargs)
+        except RuntimeError as error:
+            if not refuses_hooks(error):
+                raise
+            buffers.add_new_buffers(self.module)
+            before = BeforeForward(frame, given, buffers, observer, None)
+            self._distrust_with_hooks(error, undone=before.put_back(args, kwargs))
+        if self.trusted is False:
+            return function(*args, **kwargs)
         buffers.add_new_buffers(self.module)
         side_effects, changed = observer.side_effects(), observer.irreversible_change
         self.examine(buffers, side_effects)
@@ -169,6 +192,21 @@ class TriedInterceptor(JudgedInterceptor):
                 else:
                     self.tried.waiting = Waiting(self, frame, given)
         return out
+
+    def _distrust_with_hooks(self, error: RuntimeError, *, undone: bool) -> None:
+        """Keep a block whose forward refuses saved-tensor hooks.
+
+        Raise an error unless the forward that broke off is undone, and can run again without them.
+        """
+        if undone:
+            self.distrust(f"it {_REFUSES_HOOKS}")
+            return
+        self.trusted = False
+        raise ConflictError(
+            f"block {self.name!r} {_REFUSES_HOOKS}. Before that, it changed an argument or a state "
+            f"of its modules, so it cannot run again and this step is lost. exclude={self.name!r} "
+            "keeps the block from the first step on"
+        ) from error
 
     def _count_failed_trial(self) -> None:
         """After `_MOST_ATTEMPTS` attempts without memory, trust the block untested.

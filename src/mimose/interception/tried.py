@@ -50,6 +50,13 @@ class Tried:
         hint = f". The log (INFO) names which of the {others} other {kind.__name__} are the same"
         warn(f"block {block.name!r} {what}{remedy}{hint if others else ''}")
 
+    def tell_once(self, block: JudgedInterceptor, what: str) -> None:
+        """Warn about the first block of a class to which this applies, for all of them."""
+        key = type(block.module), what
+        if key not in self._reported:
+            self._reported.add(key)
+            warn(f"block {block.name!r} {what}")
+
 
 class Trials:
     """Whether any block was tried since this object was created."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -72,8 +73,21 @@ class StorageCounter(TorchDispatchMode):
         if self in modes and task_id() == -1:
             with _without(modes[modes.index(self) + 1 :]):
                 self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            type(self)._shared = None
+            if type(self)._shared is self:
+                type(self)._shared = None
             self._counted.clear()  # callbacks would keep this counter alive
+
+    @classmethod
+    def stop_in_child(cls) -> None:
+        """In a forked process: neither count nor limit. Meters made there share a new counter.
+
+        A worker of a DataLoader has memory of its own, and another thread of the parent may have
+        held the lock.
+        """
+        counter, cls._shared = cls._shared, None
+        if counter is not None:
+            counter._counting, counter._lock = False, threading.RLock()
+            counter._limits, counter.limit = {}, None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -151,6 +165,10 @@ class StorageCounter(TorchDispatchMode):
                 with suppress(RuntimeError):  # a view whose base was changed without grad mode
                     if thing.is_leaf and thing.grad is not None:
                         self._count(thing.grad)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=StorageCounter.stop_in_child)
 
 
 def _user_modes() -> list[TorchDispatchMode]:

@@ -113,6 +113,6 @@ def _with_link(profile: Profile, setting: Setting, available: int, *, trusted: b
 
 def _largest_batch(size: InputSize, strict: Plan, available: int) -> int | None:
     """Scale in proportion: slightly low, since part of the peak does not grow with the batch."""
-    if not size.layout[0][1] or strict.peak_bytes <= 0:
+    if not size.dims or strict.peak_bytes <= 0:
         return None
     return max(0, int(size.dims[0] * available / strict.peak_bytes))

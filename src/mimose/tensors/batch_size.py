@@ -28,12 +28,17 @@ def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def input_size(
-    args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    names: Sequence[str] = (),
+    *,
+    may_be_empty: bool = False,
 ) -> InputSize:
     """The size of a batch: the shapes of all tensors in a forward's arguments, at any depth.
 
     `names` are the forward's argument names; with them it makes no difference whether an argument
-    is passed by position or by name. Tensors without dimensions are ignored.
+    is passed by position or by name. Tensors without dimensions are ignored. If there are no
+    others, this raises unless the size `may_be_empty`.
 
     >>> str(input_size((torch.zeros(32, 128),), {"mask": torch.zeros(32, 128)}))
     '32×128'
@@ -48,7 +53,7 @@ def input_size(
     for name in sorted(kwargs):
         if name not in names:
             _collect(name, kwargs[name], layout, dims)
-    if not layout:
+    if not layout and not may_be_empty:
         raise ArgumentError(
             "the forward got no tensors, so its input has no size: pass "
             "input_size=lambda *args, **kwargs: … that returns one number or several"

@@ -89,6 +89,14 @@ def storages_in(value: Any) -> dict[int, torch.UntypedStorage]:
     return {s._cdata: s for s in storages if s is not None}
 
 
+def shape_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """A tensor's shape; a strided nested tensor has none itself, but one of each of its parts."""
+    try:
+        return tensor.shape
+    except RuntimeError:
+        return tuple([tuple(part.shape) for part in tensor.detach().unbind()])
+
+
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """A tensor's storage in this process; None for sparse, fake and similar tensors."""
     try:

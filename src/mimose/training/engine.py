@@ -20,7 +20,7 @@ from torch import nn
 from mimose.costs import MOST_PASSES, InputSize, Regime
 from mimose.errors import warn
 from mimose.execution import output_tensors
-from mimose.interception import Block, Directive, describe_blocks, name_pattern
+from mimose.interception import KEEP, Block, Directive, describe_blocks, name_pattern
 from mimose.memory import AllocatorLease, Reading
 from mimose.tensors import PreviousOutputs, argument_names, custom_input_size, input_size
 from mimose.training.events import Events, RunStart, StepStart
@@ -162,6 +162,8 @@ class Engine:
         ):
             self._now.after_broken |= step is not None and step.broken
             step = self._open(args, kwargs)
+            if step is None:
+                return KEEP
         elif step.nesting.inner:
             step.goes_on()
         return step.direct(block, args, kwargs)
@@ -182,6 +184,8 @@ class Engine:
         step = now.step
         if step is None or step.over or step.abandoned:
             self._look_for_rebuilt()
+        if not self.attached:  # by a subscriber
+            return
         attachment.caches.start_forward(args, kwargs)
         if self.setting is None or attachment.takeover.needs_refresh:
             self._take_over()
@@ -189,6 +193,8 @@ class Engine:
             self._settle()
         else:
             self.setting.look_for_replaced()
+        if not self.attached:
+            return
         size = self.size_of(args, kwargs, self.argument_names)
         if step is not None and not step.over:
             if step.abandoned or step.backward.blind:
@@ -252,7 +258,8 @@ class Engine:
 
     # A step's life
 
-    def _open(self, args: Any, kwargs: Any) -> Step:
+    def _open(self, args: Any, kwargs: Any) -> Step | None:
+        """Open a step; None if a subscriber has detached mimose in one of the events of this."""
         if self.setting is None:
             self._settle()
         assert self.setting is not None
@@ -271,6 +278,8 @@ class Engine:
             self._enter(regime)
         reading = setting.meter.read()
         self._report_lost_step(reading)
+        if not self.attached:
+            return None
         setting.history.step_begins(reading)
         setting.host.read_times()
         began = time.perf_counter()
@@ -286,6 +295,8 @@ class Engine:
             now.after_broken,
         )
         step = self._factory.open(setting, opening, self._step_over, self._later_backward_over)
+        if not self.attached:
+            return None
         now.after_broken = False
         if by_itself:
             step.after_forward.append(self._look_for_holes)
@@ -300,6 +311,8 @@ class Engine:
                 link=setting.host.known_link,
             )
         )
+        if not self.attached:
+            return None
         self._overlap.opened(step, around)
         now.step = now.last = step
         return step
@@ -352,6 +365,8 @@ class Engine:
         first = self.scheduler.regime is None
         change = self.scheduler.enter(regime)
         self.events.regime_entered(regime, self.scheduler.cost_model)
+        if not self.attached:
+            return
         if first:
             reason = self.scheduler.why_unknown()
             if reason is not None:
@@ -465,4 +480,6 @@ class Engine:
         """The size of a batch, by the user's own measure if there is one."""
         if self.options.input_size is not None:
             return custom_input_size(self.options.input_size, args, kwargs)
-        return input_size(args, kwargs, names)
+        # A single batch without tensors, after others, must not end the run.
+        may_be_empty = self._now.latest_size is not None
+        return input_size(args, kwargs, names, may_be_empty=may_be_empty)

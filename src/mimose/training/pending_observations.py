@@ -55,7 +55,8 @@ class PendingObservations:
     def new(self) -> Iterator[PendingObservation]:
         """Observations to learn from; the caller sets the cost model that has learned from each."""
         for pending in [one for one in self._open if one.cost_model is None]:
-            self._open.remove(pending)
+            if not self._remove(pending):
+                continue
             timed = pending.collector.timed
             yield pending
             if pending.cost_model is None:  # there was nothing to learn
@@ -67,6 +68,12 @@ class PendingObservations:
     def late(self) -> Iterator[PendingObservation]:
         """Observations that were learned from without their times, which are known now."""
         for pending in [one for one in self._open if one.cost_model is not None]:
-            if pending.collector.timed:
-                self._open.remove(pending)
+            if pending.collector.timed and self._remove(pending):
                 yield pending
+
+    def _remove(self, pending: PendingObservation) -> bool:
+        """Returns whether it was still open. A subscriber that is told of one may read the rest."""
+        left = [one for one in self._open if one is not pending]
+        was_open = len(left) < len(self._open)
+        self._open = left
+        return was_open

@@ -77,6 +77,9 @@ class StepFactory:
     ) -> Step:
         """The step that begins now; `when_over` is called at the end of its backward, `when_later`
         at the end of later backwards through its graph."""
+        # Taken first: a subscriber may detach mimose when it is told that the budget is too small.
+        interceptors = self._hooks.interceptors
+        trials = Trials(interceptors[0].tried)
         decision = self._decide(setting, opening)
         collector = evictor = None
         start, cost_model = opening.reading, self._scheduler.cost_model
@@ -94,8 +97,8 @@ class StepFactory:
         if collector is None:
             setting.history.make_room(start.in_use + decision.cached.plan.peak_bytes, start)
             start = setting.history.start_planned_step(start)
-        available, blocks = setting.available(start.in_use), len(self._hooks.interceptors)
-        transfers = transfers_for(decision, setting.host, collector, available, blocks)
+        available = setting.available(start.in_use)
+        transfers = transfers_for(decision, setting.host, collector, available, len(interceptors))
         step = Step(
             decision,
             start,
@@ -111,7 +114,7 @@ class StepFactory:
         in_order = not (cost_model.any_order or self._hooks.must_agree)
         if in_order and step.has_plan:
             step.calls.expect(decision.cached.choices, may_skip=bool(cost_model.skips))
-        step.count_trials(Trials(self._hooks.interceptors[0].tried))
+        step.count_trials(trials)
         step.after_broken = opening.after_broken
         if collector is not None and (opening.after_broken or self._frees_caches(opening)):
             collector.spoil()  # memory of an earlier step is freed in this one
