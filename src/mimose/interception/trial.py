@@ -75,14 +75,9 @@ class TriedInterceptor(JudgedInterceptor):
         # Keep the activations until it is known that the forward does not change its arguments.
         keep_for_now = keeping or given is not None
         frame = self._frame(directive, function, *own, found=found, keeping=keep_for_now)
-        try:
-            out = frame.forward(args, kwargs)
-        except RuntimeError as error:
-            if not refuses_hooks(error):
-                raise
-            before = BeforeForward(frame, given, buffers, attributes_before, state_before)
-            self._distrust_with_hooks(error, undone=before.put_back(args, kwargs))
-        if self.trusted is False:
+        before = BeforeForward(frame, given, buffers, attributes_before, state_before)
+        out, done = self._forward(frame, args, kwargs, before)
+        if not done:
             return function(*args, **kwargs)
         if self._keep_if_arguments_changed(given, frame):
             return out
@@ -148,16 +143,10 @@ class TriedInterceptor(JudgedInterceptor):
         exchanged = SwappedParameters.among(parameter_slots(self.module))
         own_args, own_kwargs = (args, kwargs) if given is None else (given.args, given.kwargs)
         frame = self._frame(directive, function, own_args, own_kwargs, keeping=True)
-        try:
-            with observer.watching_hooks():
-                out = frame.forward(args, kwargs)
-        except RuntimeError as error:
-            if not refuses_hooks(error):
-                raise
-            buffers.add_new_buffers(self.module)
-            before = BeforeForward(frame, given, buffers, observer, None)
-            self._distrust_with_hooks(error, undone=before.put_back(args, kwargs))
-        if self.trusted is False:
+        before = BeforeForward(frame, given, buffers, observer, None)
+        with observer.watching_hooks():
+            out, done = self._forward(frame, args, kwargs, before)
+        if not done:
             return function(*args, **kwargs)
         buffers.add_new_buffers(self.module)
         side_effects, changed = observer.side_effects(), observer.irreversible_change
@@ -177,21 +166,44 @@ class TriedInterceptor(JudgedInterceptor):
             frame.keep()
             self.distrust(f"it changes {changed}")
         else:
-            dry_run = self._dry_run(frame, out)
-            if dry_run is None:
-                _move_arguments(directive, frame)  # memory is short; nothing is kept
-                self._count_failed_trial()
-            elif dry_run.problem is not None:
-                frame.keep()
-                self.distrust(dry_run.problem)
-            else:
-                self._remember_trial(dry_run, kind)
-                self.trust()
-                if self.comes_last:  # no block follows; the rest of the forward may need the memory
-                    frame.evict()
-                else:
-                    self.tried.waiting = Waiting(self, frame, given)
+            self._compare(directive, frame, out, given, kind)
         return out
+
+    def _compare(
+        self,
+        directive: Directive,
+        frame: Frame,
+        out: Any,
+        given: ArgumentCopies | None,
+        kind: Hashable | None,
+    ) -> None:
+        """Recompute the block at once, and decide by the result whether to trust it."""
+        dry_run = self._dry_run(frame, out)
+        if dry_run is None:
+            _move_arguments(directive, frame)  # memory is short; nothing is kept
+            self._count_failed_trial()
+        elif dry_run.problem is not None:
+            frame.keep()
+            self.distrust(dry_run.problem)
+        else:
+            self._remember_trial(dry_run, kind)
+            self.trust()
+            if self.comes_last:  # no block follows; the rest of the forward may need the memory
+                frame.evict()
+            else:
+                self.tried.waiting = Waiting(self, frame, given)
+
+    def _forward(
+        self, frame: Frame, args: Any, kwargs: Any, before: BeforeForward
+    ) -> tuple[Any, bool]:
+        """The output of the frame's forward, and True; None and False if it refuses hooks."""
+        try:
+            return frame.forward(args, kwargs), True
+        except RuntimeError as error:
+            if not refuses_hooks(error):
+                raise
+            self._distrust_with_hooks(error, undone=before.put_back(args, kwargs))
+        return None, False
 
     def _distrust_with_hooks(self, error: RuntimeError, *, undone: bool) -> None:
         """Keep a block whose forward refuses saved-tensor hooks.
