@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -281,6 +282,51 @@ def test_a_recompute_finds_the_attributes_of_its_own_pass() -> None:
             two_passes(model).backward()
             two_passes(plain).backward()
     assert_same_gradients(model, plain)
+
+
+class Stores(Net):
+    """Stores the detached output of each block on it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            layer.feature = x.detach()
+        return x
+
+
+def test_large_detached_outputs_of_earlier_steps_are_not_held() -> None:
+    model, x, held = Stores(), torch.ones(1 << 16, WIDTH), []
+    earlier: list[weakref.ref[torch.Tensor]] = []
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        for _ in range(5):
+            loss = model(x).pow(2).mean()
+            held.append(sum(ref() is not None for ref in earlier))
+            loss.backward()
+            del loss
+            earlier = [weakref.ref(layer.feature) for layer in model.layers]
+    assert held[-2:] == [0, 0]
+
+
+def test_outputs_that_the_model_stores_on_blocks_are_not_held_beyond_their_step() -> None:
+    model = Net()
+    stored: list[weakref.ref[torch.Tensor]] = []
+
+    def store(layer: nn.Module, _: Any, out: torch.Tensor) -> None:
+        layer.feature = out
+        stored.append(weakref.ref(out))
+
+    for layer in model.layers:
+        layer.register_forward_hook(store)
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        for _ in range(5):
+            loss = model(torch.ones(5, WIDTH)).pow(2).mean()
+            held = [ref for ref in stored if ref() is not None]
+            assert len(held) <= 3, "outputs of earlier steps are held"
+            loss.backward()
+            del loss
+        for _ in range(4):  # without a backward
+            model(torch.ones(5, WIDTH))
+        assert sum(ref() is not None for ref in stored) <= 3
 
 
 class Mapping(dict[str, int]):

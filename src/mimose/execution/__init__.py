@@ -10,6 +10,7 @@ from mimose.execution.autograd import (
     ForwardEnd,
     Listener,
     at_end_of_backward,
+    next_node,
     nodes_of,
     watch_backward,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "is_norm",
     "may_change",
     "may_take_cache",
+    "next_node",
     "nodes_of",
     "norm_buffers",
     "on_unsupported_device",

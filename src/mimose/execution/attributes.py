@@ -29,6 +29,7 @@ _MOST_HOLDERS = 200
 """At most this many objects in the attributes of a block's modules are examined."""
 _CONTAINERS = (list, dict, set, deque)
 _LEAVES = (bool, int, float, str, type(None), torch.Tensor, type, FunctionType, ModuleType)
+_IMMUTABLE = frozenset({bool, int, float, str, type(None)})
 MOVE_PARAMETERS = frozenset({"torch", "deepspeed", "accelerate", "fairscale", "mimose"})
 """Packages that gather or move parameters in hooks; a recompute needs these hooks."""
 _SKIPPED_PACKAGES = MOVE_PARAMETERS | {"builtins", "logging", "threading", "weakref"}
@@ -111,6 +112,8 @@ def copy_value(value: Any, *, graph: bool = True, tensors: bool = True, depth: i
     requires grad, so that operations on it record a graph as in the forward; NOT_COPIED replaces
     a large one.
     """
+    if type(value) in _IMMUTABLE:  # most values
+        return value
     if isinstance(value, torch.Tensor):
         return _copy_tensor(value, graph) if tensors or value.requires_grad else value
     if type(value) is np.ndarray:

@@ -119,3 +119,7 @@ def top_hooks() -> Any:
 def hooks_are_active() -> bool:
     """Whether a tensor saved now would go to saved-tensor hooks; also if that is unknown."""
     return _top_hooks is None or _top_hooks(True) is not None
+
+
+next_node: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
+"""The number of the next node that autograd records on this thread; 0 if it does not tell."""

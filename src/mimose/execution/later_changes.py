@@ -21,6 +21,7 @@ from torch import nn
 
 from mimose.execution.attributes import (
     MODULE_INTERNALS,
+    MOST_COPIED_BYTES,
     AttributeSlot,
     attribute_changed,
     attribute_holders,
@@ -29,8 +30,8 @@ from mimose.execution.attributes import (
     is_small_and_plain,
 )
 from mimose.execution.buffers import BufferSlot
-from mimose.execution.temporary_values import ABSENT, run_with_former
-from mimose.tensors import version_of
+from mimose.execution.temporary_values import ABSENT, UnchangedAttributes
+from mimose.tensors import bytes_of, version_of
 
 _COPIED_BYTES = 1 << 16
 """Tensors up to this size are copied, so that their value before an in-place change is known."""
@@ -95,7 +96,17 @@ class ChangeDetector:
     Call `before_forward`, run the forward, then call `new_changes` of the result.
     """
 
-    __slots__ = ("dicts", "getters", "holders", "mutable", "names", "sizes", "tensors")
+    __slots__ = (
+        "_earlier",
+        "_has_large",
+        "dicts",
+        "getters",
+        "holders",
+        "mutable",
+        "names",
+        "sizes",
+        "tensors",
+    )
 
     def __init__(
         self, block: nn.Module, known: Iterable[AttributeSlot], buffers: Iterable[BufferSlot]
@@ -113,6 +124,9 @@ class ChangeDetector:
             names = [name for name in names if (id(holder), name) not in skipped]
             if isinstance(holder, nn.Module) or len(names) <= _MOST_ATTRIBUTES:
                 self._add(holder, names)
+        self._has_large = False
+        """Whether an attribute was a large tensor."""
+        self._earlier: list[weakref.ref[torch.Tensor]] = []
         self.dicts = [vars(holder) for holder in self.holders]
         self.sizes = list(map(len, self.dicts))
 
@@ -126,6 +140,24 @@ class ChangeDetector:
                 self.tensors.append(_WatchedTensor(holder, vars(holder), name))
             elif isinstance(value, _MUTABLE):
                 self.mutable.append((holder, name))
+
+    def note_earlier(self) -> None:
+        """The model was called: remember the large tensors that are there already, if any were."""
+        if self._has_large:
+            values = (
+                t.get(n) for t, names in zip(self.dicts, self.names, strict=True) for n in names
+            )
+            self._earlier = [weakref.ref(v) for v in values if isinstance(v, torch.Tensor)]
+
+    def holds(self, tensor: torch.Tensor, oldest_node: int) -> bool:
+        """Whether a recompute may hold this tensor until the backward."""
+        node = tensor.grad_fn
+        if node is not None:
+            return node._sequence_nr() >= oldest_node
+        if isinstance(tensor, nn.Parameter) or bytes_of([tensor]) <= MOST_COPIED_BYTES:
+            return True
+        self._has_large = True
+        return not any(ref() is tensor for ref in self._earlier)
 
     @property
     def up_to_date(self) -> bool:
@@ -151,27 +183,34 @@ class StateBeforeForward:
     def __init__(self, detector: ChangeDetector) -> None:
         self._detector = detector
         self._values = self._read()
-        self._copies = [copy_value(vars(h)[name], tensors=False) for h, name in detector.mutable]
+        mutable = [vars(holder)[name] for holder, name in detector.mutable]
+        different = {id(value): value for value in mutable}.items()  # modules share a config
+        copies = {key: copy_value(value, tensors=False) for key, value in different}
+        self._copies = [copies[id(value)] for value in mutable]
         self._tensors = [tensor.record() for tensor in detector.tensors]
 
     def _read(self) -> list[Any]:
         detector = self._detector
         return [get(held) for get, held in zip(detector.getters, detector.dicts, strict=True)]
 
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` with the attributes that the forward has found.
+    def for_recompute(self, oldest_node: int) -> UnchangedAttributes:
+        """The attributes that a recompute must find, because the forward has found them.
 
-        The model may have set them for this forward only: a scale, a mask, a flag.
+        The model may have set them for this forward only: a scale, a mask, a flag. Left out are
+        tensors of earlier forwards, which holding would keep alive: those with a graph that is
+        older than `oldest_node`, and large ones that were there before the model was called.
         """
         detector = self._detector
-        entries = (
-            (table, name, value)
-            for table, names, values in zip(
-                detector.dicts, detector.names, self._values, strict=True
-            )
-            for name, value in zip(names, values if len(names) > 1 else (values,), strict=False)
+        return UnchangedAttributes(
+            [
+                (table, name, value)
+                for table, names, values in zip(
+                    detector.dicts, detector.names, self._values, strict=True
+                )
+                for name, value in zip(names, values if len(names) > 1 else (values,), strict=False)
+                if not isinstance(value, torch.Tensor) or detector.holds(value, oldest_node)
+            ]
         )
-        return run_with_former(entries, function, *args)
 
     def new_changes(self) -> NewChanges | None:
         """What the forward has changed; None if nothing."""

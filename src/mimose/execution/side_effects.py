@@ -29,7 +29,7 @@ from mimose.execution.attributes import (
     copy_value,
 )
 from mimose.execution.generators import GENERATORS, Generator, OtherGenerators
-from mimose.execution.temporary_values import ABSENT, run_with, run_with_former
+from mimose.execution.temporary_values import ABSENT, UnchangedAttributes, run_with
 from mimose.execution.undo import put_back_attributes, put_back_plain_values
 from mimose.tensors import local_tensor, version_of
 
@@ -111,19 +111,6 @@ def run_restoring_attributes(block: nn.Module, function: Callable[..., Any], *ar
         for holder, names in zip(holders, before, strict=True):
             for name in vars(holder).keys() - names:
                 del vars(holder)[name]
-
-
-class UnchangedAttributes:
-    """The attributes that a forward has found and left unchanged."""
-
-    __slots__ = ("_entries",)
-
-    def __init__(self, entries: list[tuple[dict[str, Any], str, Any]]) -> None:
-        self._entries = entries
-
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` with these attributes, as the forward found them."""
-        return run_with_former(self._entries, function, *args)
 
 
 class FirstRunObserver:

@@ -37,3 +37,16 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
         table.pop(key, None)
     else:
         table[key] = value
+
+
+class UnchangedAttributes:
+    """The attributes that a forward has found and left unchanged."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, entries: list[tuple[dict[str, Any], str, Any]]) -> None:
+        self._entries = entries
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` with these attributes, as the forward found them."""
+        return run_with_former(self._entries, function, *args)

@@ -17,6 +17,7 @@ from mimose.execution import (
     are_plain,
     holds_cache,
     may_take_cache,
+    next_node,
     refuses_hooks,
     watch_backward,
 )
@@ -189,6 +190,14 @@ class Attachment:
         )
         self._finalizer.atexit = False
         self.intercept_again()
+
+    def forward_begins(self) -> None:
+        """The model was called: install missing interceptors, and note where its graph begins."""
+        self.intercept_again()
+        self.interceptors[0].tried.first_node = next_node()
+        for interceptor in self.interceptors:
+            if interceptor.later is not None:
+                interceptor.later.note_earlier()
 
     def intercept_again(self) -> None:
         """Install interceptors again on blocks that were compiled, or whose call was replaced.

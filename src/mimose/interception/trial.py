@@ -57,7 +57,7 @@ class TriedInterceptor(JudgedInterceptor):
         given = ArgumentCopies.of(args, kwargs)
         if given is not None and given.problem is not None:
             self.distrust(given.problem)
-            return function(*args, **kwargs)
+            return self._run_examined(function, args, kwargs)
         rebuilt = self.build is not None and not self.build.unchanged
         if self.trusted is None or rebuilt:
             return self._run_trial(directive, function, args, kwargs, given)
@@ -91,7 +91,19 @@ class TriedInterceptor(JudgedInterceptor):
         if new_changes is not None:
             self._handle_new_changes(new_changes, frame, out)
         # Last: what the forward is known to change is put in place inside of this.
-        frame.found = SeveralFound((frame.found, state_before))
+        attributes = state_before.for_recompute(self.tried.first_node)
+        frame.found = SeveralFound((frame.found, attributes))
+        return out
+
+    def _run_examined(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a block that is kept from now on, and find out once what its forward changes."""
+        if self.examined:
+            return function(*args, **kwargs)
+        buffers = BufferSnapshot(all_buffer_slots(self.module))
+        observer = FirstRunObserver(self.module)
+        out = function(*args, **kwargs)
+        buffers.add_new_buffers(self.module)
+        self.examine(buffers, observer.side_effects())
         return out
 
     def _keep_if_arguments_changed(self, given: ArgumentCopies | None, frame: Frame) -> bool:
@@ -136,7 +148,7 @@ class TriedInterceptor(JudgedInterceptor):
         self._refuse_foreign_hooks()
         if type(self.module) in self.tried.changed_later:
             self.distrust(CHANGED_LATER)
-            return function(*args, **kwargs)
+            return self._run_examined(function, args, kwargs)
         self.tried.trials += 1
         buffers = BufferSnapshot(all_buffer_slots(self.module))
         observer = FirstRunObserver(self.module)
@@ -147,7 +159,7 @@ class TriedInterceptor(JudgedInterceptor):
         with observer.watching_hooks():
             out, done = self._forward(frame, args, kwargs, before)
         if not done:
-            return function(*args, **kwargs)
+            return self._run_examined(function, args, kwargs)
         buffers.add_new_buffers(self.module)
         side_effects, changed = observer.side_effects(), observer.irreversible_change
         self.examine(buffers, side_effects)
@@ -215,9 +227,9 @@ class TriedInterceptor(JudgedInterceptor):
             return
         self.trusted = False
         raise ConflictError(
-            f"block {self.name!r} {_REFUSES_HOOKS}. Before that, it changed an argument or a state "
-            f"of its modules, so it cannot run again and this step is lost. exclude={self.name!r} "
-            "keeps the block from the first step on"
+            f"block {self.name!r} {_REFUSES_HOOKS}. Before that, it may have changed an argument "
+            "or a state of its modules, so it cannot run again and this step is lost. "
+            f"exclude={self.name!r} keeps the block from the first step on"
         ) from error
 
     def _count_failed_trial(self) -> None:

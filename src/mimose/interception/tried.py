@@ -37,6 +37,8 @@ class Tried:
         """The tried block whose verdict waits for the next block to run."""
         self.classes: Counter[type[nn.Module]] = Counter()
         """The number of blocks of each class."""
+        self.first_node = 0
+        """The number of the first autograd node of the model's present forward."""
         self._reported: set[tuple[type[nn.Module], str]] = set()
 
     def tell(self, block: JudgedInterceptor, what: str, remedy: str = "") -> None:

@@ -55,6 +55,8 @@ class _Now:
     after_broken: bool = False
     """Whether a step broke off, so that its memory may be freed in the next one."""
     forward_failed: bool = False
+    forward_raised: bool = False
+    """Whether the last forward raised an exception."""
     failure_reported: bool = False
     """Whether the user knows that the last step ran out of memory."""
     holes_seen: bool = False
@@ -180,7 +182,7 @@ class Engine:
         now, attachment = self._now, self._hooks.attachment
         now.forward_failed = False
         assert attachment is not None
-        attachment.intercept_again()
+        attachment.forward_begins()
         step = now.step
         if step is None or step.over or step.abandoned:
             self._look_for_rebuilt()
@@ -250,7 +252,7 @@ class Engine:
     def forward_failed(self) -> None:
         """The model's forward raised an exception, so no backward follows."""
         last = self._now.last
-        self._now.forward_failed = True
+        self._now.forward_failed = self._now.forward_raised = True
         if self.setting is not None and (last is None or last.over):
             # Before its first block: no plan could have helped.
             self.setting.history.forgive_failures()
@@ -321,7 +323,10 @@ class Engine:
         """Tell the user if the last step ran out of memory, and nobody has told them yet."""
         now, setting = self._now, self.setting
         reported, now.failure_reported = now.failure_reported, False
+        raised, now.forward_raised = now.forward_raised, False
         if setting is None or now.last is None or now.last.over or reported:
+            return
+        if not (raised or now.last.broken):  # its output may just not have been used
             return
         if setting.history.has_failed_since(reading):
             self._notifications.lost(now.last.size)

@@ -86,8 +86,12 @@ class LearnedState:
                 link = LinkSpeed()
                 if "link" in state:
                     link.adopt(*state["link"])
-                _adopt_verdicts(state.get("blocks", []), interceptors)
                 self._scheduler.take_in(state["chapters"], len(self._blocks))
+                try:
+                    _adopt_verdicts(state.get("blocks", []), interceptors)
+                except Exception:
+                    self._scheduler.forget()
+                    raise
                 if link.known:
                     self._speed.adopt(*link.speeds)
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
