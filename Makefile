@@ -45,11 +45,11 @@ docs: setup
 # in docs/ do not say what they say.
 RESULTS := benchmarks/results
 pages: setup
+	$(BIN)/python benchmarks/convergence.py --figures
 	$(BIN)/python benchmarks/tables.py
 	$(foreach file,$(wildcard $(RESULTS)/*-same_graph.json),$(BIN)/python benchmarks/field_page.py $(file);)
 	$(BIN)/mimose bench $$($(BIN)/python benchmarks/raw_files.py bench) \
 		-o $(RESULTS)/bench --into BENCHMARKS.md > /dev/null
-	$(BIN)/python benchmarks/convergence.py --figures
 	$(BIN)/python benchmarks/pages.py
 	$(BIN)/python benchmarks/claims.py | grep 'NOT MADE' || true
 
