@@ -306,15 +306,22 @@ def test_plans_get_stricter_with_each_attempt_and_end_with_everything() -> None:
     assert kept[0] > kept[1] > kept[2] == 0
 
 
-def test_the_log_says_what_is_done_when_memory_runs_out(caplog: pytest.LogCaptureFixture) -> None:
+def fails_in_the_fifth_step() -> mimose.Mimose:
+    """The handle of a model whose fifth step runs out of memory in every attempt."""
     model, fuse = models.Encoder(), Fuse()
     fuse.on_forward(model.head)
     with mimose.auto_checkpoint(model, "1GiB") as handle:
         for batch in texts([20] * 4):
             handle.retry(one_backward, model, batch)
         fuse.arm(times=99)
-        with caplog.at_level(logging.WARNING, "mimose"), pytest.raises(OutOfMemory):
+        with pytest.raises(OutOfMemory):
             handle.retry(one_backward, model, texts([20])[0])
+    return handle
+
+
+def test_the_log_says_what_is_done_when_memory_runs_out(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "mimose"):
+        fails_in_the_fifth_step()
     start = "mimose: memory ran out at input 4×20; the step is "
     assert [line.removeprefix(start) for line in caplog.messages] == [
         "run again with more blocks recomputed",
@@ -324,15 +331,8 @@ def test_the_log_says_what_is_done_when_memory_runs_out(caplog: pytest.LogCaptur
 
 
 def test_an_attempt_that_is_given_up_is_not_counted_as_a_retry() -> None:
-    model, fuse = models.Encoder(), Fuse()
-    fuse.on_forward(model.head)
-    with mimose.auto_checkpoint(model, "1GiB") as handle:
-        for batch in texts([20] * 4):
-            handle.retry(one_backward, model, batch)
-        fuse.arm(times=99)
-        with pytest.raises(OutOfMemory):
-            handle.retry(one_backward, model, texts([20])[0])
-        assert (handle.stats().recoveries, handle.stats().retries) == (2, 2)
+    stats = fails_in_the_fifth_step().stats()
+    assert (stats.recoveries, stats.retries) == (2, 2)
 
 
 def test_retry_says_what_it_is_called_with() -> None:

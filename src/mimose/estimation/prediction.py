@@ -46,3 +46,9 @@ class Prediction:
     @property
     def trusted(self) -> bool:
         return self.state is State.TRUSTED
+
+    @property
+    def profile_as_run(self) -> Profile:
+        """The profile of a step that runs by it: unless it is trusted, kept runs can be evicted,
+        and hold their arguments."""
+        return self.profile if self.trusted else self.profile.holding_arguments()

@@ -29,6 +29,7 @@ _MOST_HOLDERS = 200
 """At most this many objects in the attributes of a block's modules are examined."""
 _CONTAINERS = (list, dict, set, deque)
 _LEAVES = (bool, int, float, str, type(None), torch.Tensor, type, FunctionType, ModuleType)
+_WITH_ITEMS = (*_CONTAINERS, tuple)
 _IMMUTABLE = frozenset({bool, int, float, str, type(None)})
 MOVE_PARAMETERS = frozenset({"torch", "deepspeed", "accelerate", "fairscale", "mimose"})
 """Packages that gather or move parameters in hooks; a recompute needs these hooks."""
@@ -43,11 +44,10 @@ def attribute_holders(block: nn.Module) -> list[Any]:
     modules = list(block.modules())
     if any(type(module).__module__.startswith(_WRAPPERS) for module in modules):
         return []
-    known = {id(module) for module in modules}
     found: dict[int, Any] = {}
     for module in modules:
         _add_held_objects(vars(module), found, depth=1)
-    return [*modules, *(held for key, held in found.items() if key not in known)]
+    return [*modules, *found.values()]
 
 
 def _add_held_objects(attributes: dict[str, Any], found: dict[int, Any], depth: int) -> None:
@@ -62,7 +62,7 @@ def _add_held_objects(attributes: dict[str, Any], found: dict[int, Any], depth: 
 
 
 def _items(value: Any) -> Iterable[Any]:
-    if isinstance(value, (*_CONTAINERS, tuple)):
+    if isinstance(value, _WITH_ITEMS):
         items = value.values() if isinstance(value, dict) else value
         return list(items) if len(value) <= _MOST_ITEMS else ()
     return (value,)
@@ -70,7 +70,7 @@ def _items(value: Any) -> Iterable[Any]:
 
 def _is_holder(value: Any) -> bool:
     """Whether a value is an object of a user's class, with its attributes in a `__dict__`."""
-    if isinstance(value, (*_LEAVES, nn.Module, *_CONTAINERS, tuple, *GENERATORS, np.ndarray)):
+    if isinstance(value, (*_LEAVES, nn.Module, *_WITH_ITEMS, *GENERATORS, np.ndarray)):
         return False
     package = type(value).__module__.partition(".")[0]
     return package not in _SKIPPED_PACKAGES and isinstance(getattr(value, "__dict__", None), dict)
@@ -118,14 +118,14 @@ def copy_value(value: Any, *, graph: bool = True, tensors: bool = True, depth: i
         return _copy_tensor(value, graph) if tensors or value.requires_grad else value
     if type(value) is np.ndarray:
         return value.copy() if value.nbytes <= MOST_COPIED_BYTES else value
+    if not isinstance(value, _WITH_ITEMS):
+        return value
 
     def copy_item(item: Any) -> Any:
         return copy_value(item, graph=graph, tensors=tensors, depth=depth - 1)
 
     if isinstance(value, tuple):
         return _copy_tuple(value, copy_item) if depth else value
-    if not isinstance(value, _CONTAINERS):
-        return value
     try:
         return _copy_container(value, copy_item if depth else None)
     except Exception:  # a subclass whose copying or item assignment has conditions

@@ -49,10 +49,10 @@ def _conditions(
     engine: Engine, setting: Setting, prediction: Prediction, size: InputSize, base_bytes: int
 ) -> tuple[Profile, int]:
     """The costs of the next step of this size, and the bytes that it may rise by."""
-    cost_model, profile = engine.scheduler.cost_model, prediction.profile
-    if not prediction.trusted:
-        profile = profile.holding_arguments()  # as kept runs do that may be evicted
-    profile = profile.in_step(cost_model.conditions(prediction.pattern, _missing_bytes(setting)))
+    cost_model = engine.scheduler.cost_model
+    profile = prediction.profile_as_run.in_step(
+        cost_model.conditions(prediction.pattern, _missing_bytes(setting))
+    )
     uncertainty = (1 + cost_model.uncertainty(size)) * (1 + prediction.uncertainty)
     available = int(setting.available(base_bytes) / uncertainty)
     if cost_model.regular and len(size.passes) == 1:
@@ -95,9 +95,7 @@ def _missing_bytes(setting: Setting) -> int:
     parameters."""
     if not setting.open:
         return setting.gradient_bytes
-    missing = setting.gradients.missing()
-    cleared_late = setting.gradients.bytes_cleared_late(missing)
-    return setting.gradients.missing_bytes(missing) + cleared_late
+    return setting.gradients.bytes_to_allocate(setting.gradients.missing())
 
 
 def _with_link(profile: Profile, setting: Setting, available: int, *, trusted: bool) -> Profile:

@@ -55,6 +55,11 @@ class Gradients:
             return self._bytes_after_step
         return bytes_of(p for p in self.parameters if p.grad is not None)
 
+    def bytes_to_allocate(self, missing: tuple[bool, ...]) -> int:
+        """The bytes of the gradients that a step allocates: those that do not exist yet, and those
+        that will be cleared before its backward."""
+        return self.missing_bytes(missing) + self.bytes_cleared_late(missing)
+
     def end_step(self, *, existed: bool | None = None, cleared: bool = False) -> None:
         """Record the end of a step.
 

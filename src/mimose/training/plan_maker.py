@@ -121,15 +121,9 @@ class PlanMaker:
 def _profile_of(
     prediction: Prediction, setting: Setting, cost_model: CostModel, key: PlanKey
 ) -> Profile:
-    """The predicted costs under the conditions of the coming step.
-
-    Kept runs can be evicted unless the prediction is trusted.
-    """
-    profile, gradients = prediction.profile, setting.gradients
-    if not prediction.trusted:
-        profile = profile.holding_arguments()
-    missing = gradients.missing_bytes(key.missing) + gradients.bytes_cleared_late(key.missing)
-    return profile.in_step(
+    """The predicted costs under the conditions of the coming step."""
+    missing = setting.gradients.bytes_to_allocate(key.missing)
+    return prediction.profile_as_run.in_step(
         cost_model.conditions(prediction.pattern, missing, key.previous_bytes, key.beside_bytes)
     )
 
