@@ -5,7 +5,7 @@ from __future__ import annotations
 from mimose.execution.autograd import Listener
 from mimose.execution.dry_run import DryRunRecorder
 from mimose.execution.frame_observer import FrameObserver
-from mimose.execution.recompute import Frame, KeptTensor
+from mimose.execution.recompute import Frame
 from mimose.execution.saved_kinds import SavedKinds
 from mimose.tensors import is_parameter, local_tensor, shape_of, storage_of, version_of
 
@@ -20,16 +20,16 @@ def hide_from_compiler() -> None:
 
     plain, keeping = Frame(_nothing, (), {}), Frame(_nothing, (), {}, keeping=True)
     observed = Frame(_nothing, (), {}, listener=Listener())
-    hooks = (plain._packer(), observed._packer(), keeping._keeper([]), plain._repacker())
+    packers = (plain._packer(), observed._packer(), plain._repacker())
+    keepers = (keeping._keeper([]), observed._keeper([]))
     own = (plain._looker_up(), shape_of, storage_of, local_tensor, version_of, is_parameter)
     methods = (
-        KeptTensor.__init__,
         FrameObserver.saves,
         SavedKinds.compare,
         DryRunRecorder.pack,
         DryRunRecorder.unpack,
     )
-    for function in (*hooks, *own, *methods):
+    for function in (*packers, *keepers, *own, *methods):
         skip_code(function.__code__)
 
 

@@ -64,10 +64,10 @@ class KeptTensor:
 
     __slots__ = ("__weakref__", "index", "tensor", "version")
 
-    def __init__(self, tensor: torch.Tensor, index: int) -> None:
-        self.tensor: torch.Tensor | None = tensor
-        self.index = index
-        self.version = tensor._version
+    index: int
+    """Its number among the saved tensors, once it is evicted."""
+    tensor: torch.Tensor | None
+    version: int
 
 
 class Frame:
@@ -168,14 +168,22 @@ class Frame:
         try:
             with saved_tensors_hooks(self._keeper(kept), self._unpack_kept):
                 out = self.function(*args, **kwargs)
-            tensors = [each.tensor for each in kept if each.tensor is not None]
-            self.saved.take(tensors)
-            self.kept = [weakref.ref(each) for each in kept]
+            self.kept = list(map(weakref.ref, kept))
+            if self.observer is not None:
+                tensors = [each.tensor for each in kept if each.tensor is not None]
+                self.observer.forward_ends(args, kwargs, out, tensors)
+            return out
         finally:
             kept.clear()  # the graph holds the hooks, and the hooks hold this list
-        if self.observer is not None:
-            self.observer.forward_ends(args, kwargs, out, tensors)
-        return out
+
+    def note_kinds(self) -> None:
+        """Record the kinds of the tensors that are kept: a recompute will be compared with them.
+
+        The tensor at a place whose node is gone is unknown, and nobody will ask for it.
+        """
+        if self.kept and not len(self.saved):
+            refs = (ref() for ref in self.kept)
+            self.saved.take([None if kept is None else kept.tensor for kept in refs])
 
     def dry_run(self, out: Any, *, count_operators: bool) -> DryRun:
         """Recompute at once and compare.
@@ -184,6 +192,7 @@ class Frame:
         there were no checkpoint, unless they are let go of. Without memory to try, they are let go
         of here, and the error is raised. Operators cannot be counted in compiled code.
         """
+        self.note_kinds()
         watch = DryRunRecorder(self)
         try:
             with watch if count_operators else nullcontext():
@@ -215,11 +224,12 @@ class Frame:
 
     def evict(self) -> None:
         """Drop the activations that were kept: the backward recomputes them."""
+        self.note_kinds()
         self.keeping = self.evictable = False
-        for ref in self.kept:
+        for index, ref in enumerate(self.kept):
             kept = ref()
             if kept is not None:
-                kept.tensor = None
+                kept.tensor, kept.index = None, index
         self.kept = []
 
     def move_arguments(
@@ -266,18 +276,23 @@ class Frame:
 
         It runs for each of them, so whatever can wait until the forward is over does.
         """
-        observer = self.observer
+        observer, new = self.observer, KeptTensor.__new__
 
         def keep(tensor: torch.Tensor) -> KeptTensor:
-            index = len(kept)
-            # Detached: an output would hold the node that saves it.
-            stands_for = KeptTensor(tensor.detach(), index)
+            stands_for = new(KeptTensor)
+            # Detached, or an output would hold the node that saves it. A leaf is nobody's output.
+            stands_for.tensor = tensor if tensor.is_leaf else tensor.detach()
+            stands_for.version = tensor._version
             kept.append(stands_for)
-            if observer is not None and is_parameter(tensor):
-                observer.parameters.add(index)
             return stands_for
 
-        return keep
+        def keep_and_look(tensor: torch.Tensor) -> KeptTensor:
+            if is_parameter(tensor):
+                assert observer is not None
+                observer.parameters.add(len(kept))
+            return keep(tensor)
+
+        return keep if observer is None else keep_and_look
 
     def _unpack_kept(self, kept: KeptTensor) -> torch.Tensor:
         tensor = kept.tensor

@@ -19,8 +19,9 @@ class SavedKinds:
     __slots__ = ("devices", "dtypes", "misfits", "shapes")
 
     def __init__(self) -> None:
-        self.shapes: list[tuple[Any, ...]] = []
-        self.dtypes: list[torch.dtype] = []
+        self.shapes: list[tuple[Any, ...] | None] = []
+        """None for a tensor of unknown kind."""
+        self.dtypes: list[torch.dtype | None] = []
         self.devices: list[int] = []
         self.misfits: list[tuple[int, tuple[Any, ...], torch.dtype, int]] = []
         """Mismatches: index, and shape, dtype and device of the rebuilt tensor.
@@ -31,19 +32,17 @@ class SavedKinds:
     def __len__(self) -> int:
         return len(self.shapes)
 
-    def take(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Record the tensors that a forward has saved and that are still alive."""
-        try:
-            self.shapes = [tensor.shape for tensor in tensors]
-        except RuntimeError:  # one is nested
-            self.shapes = list(map(shape_of, tensors))
-        self.dtypes = [tensor.dtype for tensor in tensors]
-        self.devices = [tensor.get_device() for tensor in tensors]
+    def take(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Record the tensors that a forward has saved; None for one that is gone."""
+        self.shapes = [None if tensor is None else shape_of(tensor) for tensor in tensors]
+        self.dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
+        self.devices = [-1 if tensor is None else tensor.get_device() for tensor in tensors]
 
     def compare(self, index: int, tensor: torch.Tensor) -> None:
         """Record a mismatch if the rebuilt tensor is not of the kind that was saved."""
-        if (
-            self.shapes[index] != shape_of(tensor)
+        shape = self.shapes[index]
+        if shape is not None and (
+            shape != shape_of(tensor)
             or self.dtypes[index] is not tensor.dtype
             or self.devices[index] != tensor.get_device()
         ):
@@ -64,6 +63,6 @@ class SavedKinds:
         )
 
 
-def _in_words(shape: tuple[Any, ...], dtype: torch.dtype, device: int) -> str:
+def _in_words(shape: tuple[Any, ...] | None, dtype: torch.dtype | None, device: int) -> str:
     where = "the CPU" if device < 0 else f"device {device}"
-    return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {where}"
+    return f"{list(shape or ())} {str(dtype).removeprefix('torch.')} on {where}"

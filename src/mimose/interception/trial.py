@@ -276,9 +276,10 @@ class TriedInterceptor(JudgedInterceptor):
         if self.compiled is not None or is_distributed():
             return None
         kind = kind_of(self.module)
-        return (
-            None if kind is None else (kind, tuple(frame.saved.shapes), tuple(frame.saved.dtypes))
-        )
+        if kind is None:
+            return None
+        frame.note_kinds()
+        return kind, tuple(frame.saved.shapes), tuple(frame.saved.dtypes)
 
     def _frame(
         self,
