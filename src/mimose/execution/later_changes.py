@@ -30,7 +30,7 @@ from mimose.execution.attributes import (
     is_small_and_plain,
 )
 from mimose.execution.buffers import BufferSlot
-from mimose.execution.temporary_values import ABSENT, UnchangedAttributes
+from mimose.execution.temporary_values import ABSENT, UnchangedAttributes, run_with_former
 from mimose.tensors import bytes_of, version_of
 
 _COPIED_BYTES = 1 << 16
@@ -43,12 +43,13 @@ _MUTABLE = (list, dict, set, np.ndarray)
 class ModuleStructure:
     """The modules of a block, with their hooks and the names of their buffers."""
 
-    __slots__ = ("_children", "_parts", "_seen", "_tables")
+    __slots__ = ("_children", "_empty", "_parts", "_seen", "_tables")
 
     def __init__(self, block: nn.Module) -> None:
         self._parts = list(block.modules())
         tables = [table for part in self._parts for table in _tables(part, part is block)]
-        self._tables = [table for table in tables if isinstance(table, dict)]
+        self._tables = [table for table in tables if table and isinstance(table, dict)]
+        self._empty = [table for table in tables if not table and isinstance(table, dict)]
         children = (part._modules for part in self._parts)
         self._children = [table for table in children if table and isinstance(table, dict)]
         self._seen = self._read()
@@ -56,7 +57,7 @@ class ModuleStructure:
     @property
     def unchanged(self) -> bool:
         """Whether the block still has this structure."""
-        return self._seen == self._read()
+        return not any(self._empty) and self._seen == self._read()
 
     def _read(self) -> list[Any]:
         return [
@@ -106,6 +107,7 @@ class ChangeDetector:
         "names",
         "sizes",
         "tensors",
+        "without_tensors",
     )
 
     def __init__(
@@ -124,6 +126,8 @@ class ChangeDetector:
             names = [name for name in names if (id(holder), name) not in skipped]
             if isinstance(holder, nn.Module) or len(names) <= _MOST_ATTRIBUTES:
                 self._add(holder, names)
+        self.without_tensors: list[Any] | None = None
+        """Values of all attributes among which there was no tensor."""
         self._has_large = False
         """Whether an attribute was a large tensor."""
         self._earlier: list[weakref.ref[torch.Tensor]] = []
@@ -193,7 +197,7 @@ class StateBeforeForward:
         detector = self._detector
         return [get(held) for get, held in zip(detector.getters, detector.dicts, strict=True)]
 
-    def for_recompute(self, oldest_node: int) -> UnchangedAttributes:
+    def for_recompute(self, oldest_node: int) -> StateBeforeForward | UnchangedAttributes:
         """The attributes that a recompute must find, because the forward has found them.
 
         The model may have set them for this forward only: a scale, a mask, a flag. Left out are
@@ -201,16 +205,33 @@ class StateBeforeForward:
         older than `oldest_node`, and large ones that were there before the model was called.
         """
         detector = self._detector
-        return UnchangedAttributes(
-            [
-                (table, name, value)
-                for table, names, values in zip(
-                    detector.dicts, detector.names, self._values, strict=True
+        if not _equal(self._values, detector.without_tensors):
+            entries = self._entries()
+            if any(isinstance(value, torch.Tensor) for _, _, value in entries):
+                return UnchangedAttributes(
+                    [
+                        (table, name, value)
+                        for table, name, value in entries
+                        if not isinstance(value, torch.Tensor) or detector.holds(value, oldest_node)
+                    ]
                 )
-                for name, value in zip(names, values if len(names) > 1 else (values,), strict=False)
-                if not isinstance(value, torch.Tensor) or detector.holds(value, oldest_node)
-            ]
-        )
+            detector.without_tensors = self._values
+        self._copies, self._tensors = [], []
+        return self
+
+    def _entries(self) -> list[tuple[dict[str, Any], str, Any]]:
+        detector = self._detector
+        return [
+            (table, name, value)
+            for table, names, values in zip(
+                detector.dicts, detector.names, self._values, strict=True
+            )
+            for name, value in zip(names, values if len(names) > 1 else (values,), strict=False)
+        ]
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` with the attributes that this forward has found."""
+        return run_with_former(self._entries(), function, *args)
 
     def new_changes(self) -> NewChanges | None:
         """What the forward has changed; None if nothing."""
@@ -234,8 +255,8 @@ class StateBeforeForward:
     def _same_objects(self) -> bool:
         """Whether all attributes have the same values as before: a quick check."""
         try:
-            return self._detector.up_to_date and bool(self._read() == self._values)
-        except Exception:  # an attribute was removed, or is an array: ambiguous truth value
+            return self._detector.up_to_date and _equal(self._read(), self._values)
+        except KeyError:  # an attribute was removed
             return False
 
     def _reassigned(self) -> list[tuple[Any, str, Any]]:
@@ -252,6 +273,14 @@ class StateBeforeForward:
                 if attribute_changed(vars(holder).get(name, ABSENT), was, was):
                     changed.append((holder, name, was))
         return changed
+
+
+def _equal(a: list[Any], b: list[Any] | None) -> bool:
+    """Whether lists of values are equal: a quick check, which may miss that they are."""
+    try:
+        return bool(a == b)
+    except Exception:  # an array or a tensor: ambiguous truth value
+        return False
 
 
 def _new_changes(
