@@ -656,6 +656,41 @@ def test_a_kept_forward_that_runs_out_of_memory_evicts_others_and_is_recomputed(
     assert_same_buffers(model, plain)
 
 
+class HungryCounter(HungryInForward):
+    """Counts its calls, before it runs out of memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x * self.calls)
+
+
+def test_a_forward_with_side_effects_that_runs_out_of_memory_has_them_once() -> None:
+    director = Script()
+    plain, model, x = among(HungryCounter, director)
+    plain[1].calls = model[1].calls
+    expected = one_step(plain, x)
+    LEFT[0] = 1
+    assert one_step(model, x, director) == expected
+    assert director.ran_out_in == [1]
+    assert model[1].calls == plain[1].calls
+    assert_same_gradients(model, plain)
+
+
+def test_hooks_of_a_block_run_once_if_its_forward_runs_out_of_memory() -> None:
+    director, calls = Script(), list[str]()
+    _, model, x = among(HungryInForward, director)
+    model[1].register_forward_pre_hook(lambda *_: calls.append("before"))
+    model[1].register_forward_hook(lambda *_: calls.append("after"))
+    LEFT[0] = 1
+    one_step(model, x, director)
+    assert director.ran_out_in == [1]
+    assert calls == ["before", "after"]
+
+
 @pytest.mark.parametrize("observed", [False, True])
 def test_a_forward_to_be_recomputed_that_runs_out_of_memory_evicts_others_and_runs_again(
     observed: bool,

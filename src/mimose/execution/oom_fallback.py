@@ -14,7 +14,7 @@ import torch
 
 from mimose.execution.buffers import BufferSlot, BufferSnapshot
 from mimose.execution.context import generator_states
-from mimose.tensors import argument_tensors, is_out_of_memory, release_traceback
+from mimose.tensors import argument_tensors, release_traceback
 
 
 class Guard:
@@ -28,10 +28,6 @@ class Guard:
         self._buffers = BufferSnapshot(changing) if changing else None
         self._inputs = [(tensor, tensor._version) for tensor in inputs if not tensor.is_inference()]
         self._handled = sys.exc_info()[1]
-
-    def can_help(self, error: BaseException) -> bool:
-        """Whether the error is an out-of-memory and the block's inputs are unchanged."""
-        return self.inputs_intact and is_out_of_memory(error)
 
     @property
     def inputs_intact(self) -> bool:

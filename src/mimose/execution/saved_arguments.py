@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterator, MutableMapping
 from dataclasses import is_dataclass
 from typing import Any
@@ -92,9 +93,7 @@ def _identity(tensor: torch.Tensor) -> torch.Tensor:
 class ArgumentsSavedByGraph:
     """Arguments kept as saved tensors, so that an outer checkpoint's hooks handle them."""
 
-    __slots__ = ("args", "kwargs", "result")
-
-    changed = False  # the outer checkpoint detects changes
+    __slots__ = ("_versions", "args", "kwargs", "result")
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         tensors: list[torch.Tensor] = []
@@ -109,6 +108,15 @@ class ArgumentsSavedByGraph:
         anchor = torch.empty(0, device="cpu", requires_grad=True)
         # Keep the result, not only its node: the node's saved tensors are freed with the result.
         self.result: Any = _Save.apply(anchor, *tensors)  # type: ignore[no-untyped-call]
+        self._versions = [(weakref.ref(tensor), version_of(tensor)) for tensor in tensors]
+
+    @property
+    def changed(self) -> bool:
+        """Whether a tensor among the arguments was changed in place since they were saved."""
+        return any(
+            tensor is not None and version_of(tensor) != version
+            for tensor, version in ((ref(), version) for ref, version in self._versions)
+        )
 
     def unpack(self) -> tuple[Any, Any]:
         """The arguments for one recompute, in containers of its own."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,8 +25,9 @@ from mimose.interception.compiled import refuse_in_compiled_code
 from mimose.interception.directive import KEEP, RECOMPUTE, Directive, Director
 from mimose.interception.interceptor import under_transform
 from mimose.interception.takeover import Takeover
-from mimose.interception.trial import TriedInterceptor
+from mimose.interception.trial import TriedInterceptor, recomputed_instead
 from mimose.interception.tried import Tried
+from mimose.tensors import is_out_of_memory
 
 
 class BlockInterceptor(TriedInterceptor):
@@ -82,36 +81,42 @@ class BlockInterceptor(TriedInterceptor):
         if finds_cached_weights(self.module):
             self.tried.tell_once(self, KEPT_WHILE_CACHED)
             return self.plain(args, kwargs)
-        option, evictor = directive.option, directive.evictor
-        call: Callable[..., Any] = self._run_checkpointed
-        fallback = evictor is not None or option is Option.KEEP
+        option = directive.option
         if option is Option.SAVE_ON_HOST and directive.mover is not None:
-            call, fallback = self._run_saving_on_host, directive.guarded
-        elif option is Option.KEEP and directive.listener is None and evictor is None:
-            if not directive.guarded:
-                return self.plain(args, kwargs)
-            call = self._run_plain
-        if fallback and may_fail and self._may_run_twice(args, kwargs):
-            return self._run_with_fallback(call, directive, args, kwargs)
-        return call(directive, args, kwargs)
+            return self._run_guarded(directive, args, kwargs, may_fail=may_fail)
+        if option is Option.KEEP and directive.listener is None and directive.evictor is None:
+            if directive.guarded and may_fail and self._may_run_twice(args, kwargs):
+                return self._run_guarded(directive, args, kwargs, may_fail=True)
+            return self.plain(args, kwargs)
+        return self._run_checkpointed(directive, args, kwargs, may_fail=may_fail)
 
-    def _run_saving_on_host(self, directive: Directive, args: Any, kwargs: Any) -> Any:
-        assert directive.mover is not None
+    def _run_guarded(self, directive: Directive, args: Any, kwargs: Any, *, may_fail: bool) -> Any:
+        """Run the block without a frame.
+
+        Once more, recomputed, if it is guarded and memory runs out; and without saved-tensor hooks
+        if it refuses them.
+        """
         guard = Guard(self.changing, args, kwargs)
         try:
+            if directive.option is Option.KEEP or directive.mover is None:
+                return self.plain(args, kwargs)
             return directive.mover.run_saving_on_host(self._plain_call, args, kwargs)
         except RuntimeError as error:
-            if not refuses_hooks(error):
-                raise
+            refused = refuses_hooks(error)
             undone = guard.inputs_intact and self._may_run_twice(args, kwargs)
-            self._distrust_with_hooks(error, undone=undone)
+            if refused:
+                self._distrust_with_hooks(error, undone=undone)
+            elif not (directive.guarded and may_fail and undone and is_out_of_memory(error)):
+                raise
+            if directive.evictor is not None:
+                directive.evictor.make_room()
             guard.rewind(error)
-        return self.plain(args, kwargs)
+        if refused:
+            return self.plain(args, kwargs)
+        self.memory_ran_out()
+        return self._run_checkpointed(recomputed_instead(directive), args, kwargs, may_fail=False)
 
     def _plain_call(self, *args: Any, **kwargs: Any) -> Any:
-        return self.plain(args, kwargs)
-
-    def _run_plain(self, _: Directive, args: Any, kwargs: Any) -> Any:
         return self.plain(args, kwargs)
 
     def _may_run_twice(self, args: Any, kwargs: Any) -> bool:
@@ -124,33 +129,19 @@ class BlockInterceptor(TriedInterceptor):
         clean = bool(self.trusted) and not self.side_effects
         return alone and clean and are_plain(args, kwargs)
 
-    def _run_with_fallback(
-        self, call: Callable[..., Any], directive: Directive, args: Any, kwargs: Any
-    ) -> Any:
-        """Run the block; if memory runs out, evict activations and run once more, recomputed."""
-        guard = Guard(self.changing, args, kwargs)
-        try:
-            return call(directive, args, kwargs)
-        except Exception as error:
-            if not guard.can_help(error):
-                raise
-            freed = directive.evictor is not None and directive.evictor.make_room()
-            if not freed and directive.option.recomputes:
-                raise  # a second run would fail the same way
-            guard.rewind(error)
+    def memory_ran_out(self) -> None:
         self.director.ran_out(self.index)
-        return self._run_checkpointed(
-            replace(directive, option=Option.RECOMPUTE, evictor=None), args, kwargs
-        )
 
-    def _run_checkpointed(self, directive: Directive, args: Any, kwargs: Any) -> Any:
+    def _run_checkpointed(
+        self, directive: Directive, args: Any, kwargs: Any, *, may_fail: bool
+    ) -> Any:
         """Run the block in a frame that keeps its activations or rebuilds them.
 
         Only the block's `forward` is recomputed, so it is replaced during this call. The block's
         own forward hooks lie outside the recompute and run once.
         """
         if self.compiled is not None:
-            return self.checkpointed(directive, self.compiled, args, kwargs)
+            return self.checkpointed(directive, self.compiled, args, kwargs, may_fail=may_fail)
         module = self.module
         place, forward = module.__dict__, module.forward
         former = place.get("forward")
@@ -163,7 +154,7 @@ class BlockInterceptor(TriedInterceptor):
 
         def once(*args: Any, **kwargs: Any) -> Any:
             restore()
-            return self.checkpointed(directive, forward, args, kwargs)
+            return self.checkpointed(directive, forward, args, kwargs, may_fail=may_fail)
 
         place["forward"] = once
         try:

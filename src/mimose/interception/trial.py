@@ -5,8 +5,13 @@ The first time that a block is to be recomputed, it is run, recomputed at once a
 
 from __future__ import annotations
 
+import enum
+import sys
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from mimose.costs import Option
 from mimose.errors import ConflictError, RecomputeError
@@ -32,7 +37,7 @@ from mimose.interception.found import BeforeForward, SeveralFound, found_as_one
 from mimose.interception.other_offloading import name_of_hooks
 from mimose.interception.tried import CHANGED_LATER, Waiting
 from mimose.interception.verdict import JudgedInterceptor
-from mimose.tensors import is_out_of_memory
+from mimose.tensors import is_out_of_memory, release_traceback
 
 _REFUSES_HOOKS = (
     "calls torch.func.grad, torch.func.vjp or other code that does not work while mimose observes "
@@ -42,17 +47,31 @@ _MOST_ATTEMPTS = 3
 """How many trials of a block may fail for lack of memory before it is trusted untested."""
 
 
+class _Failure(enum.Enum):
+    """Why a forward failed that can run again in another way."""
+
+    REFUSES_HOOKS = enum.auto()
+    OUT_OF_MEMORY = enum.auto()
+
+
 class TriedInterceptor(JudgedInterceptor):
     """An interceptor that can run its block recomputed, with a trial in the first such call."""
 
     __slots__ = ()
 
     def checkpointed(
-        self, directive: Directive, function: Callable[..., Any], args: Any, kwargs: Any
+        self,
+        directive: Directive,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        *,
+        may_fail: bool,
     ) -> Any:
         """Run `function`, the block's forward, so that its activations can be recomputed.
 
         With `Option.KEEP` the activations are kept until evicted; otherwise they are not kept.
+        If memory runs out and the function `may_fail`, room is made and it runs once more.
         """
         given = ArgumentCopies.of(args, kwargs)
         if given is not None and given.problem is not None:
@@ -76,9 +95,13 @@ class TriedInterceptor(JudgedInterceptor):
         keep_for_now = keeping or given is not None
         frame = self._frame(directive, function, *own, found=found, keeping=keep_for_now)
         before = BeforeForward(frame, given, buffers, attributes_before, state_before)
-        out, done = self._forward(frame, args, kwargs, before)
-        if not done:
+        out, failure = self._forward(frame, args, kwargs, before, directive if may_fail else None)
+        if failure is _Failure.REFUSES_HOOKS:
             return function(*args, **kwargs)
+        if failure is _Failure.OUT_OF_MEMORY:
+            self.memory_ran_out()
+            again = recomputed_instead(directive)
+            return self.checkpointed(again, function, args, kwargs, may_fail=False)
         if self._keep_if_arguments_changed(given, frame):
             return out
         frame.evictable = keeping
@@ -157,8 +180,8 @@ class TriedInterceptor(JudgedInterceptor):
         frame = self._frame(directive, function, own_args, own_kwargs, keeping=True)
         before = BeforeForward(frame, given, buffers, observer, None)
         with observer.watching_hooks():
-            out, done = self._forward(frame, args, kwargs, before)
-        if not done:
+            out, failure = self._forward(frame, args, kwargs, before)
+        if failure is not None:
             return self._run_examined(function, args, kwargs)
         buffers.add_new_buffers(self.module)
         side_effects, changed = observer.side_effects(), observer.irreversible_change
@@ -206,16 +229,35 @@ class TriedInterceptor(JudgedInterceptor):
                 self.tried.waiting = Waiting(self, frame, given)
 
     def _forward(
-        self, frame: Frame, args: Any, kwargs: Any, before: BeforeForward
-    ) -> tuple[Any, bool]:
-        """The output of the frame's forward, and True; None and False if it refuses hooks."""
+        self,
+        frame: Frame,
+        args: Any,
+        kwargs: Any,
+        before: BeforeForward,
+        may_fail: Directive | None = None,
+    ) -> tuple[Any, _Failure | None]:
+        """The output of the frame's forward, or why it failed if it was undone and may run again.
+
+        That includes running out of memory if the call has a directive that `may_fail`.
+        """
+        handled = sys.exc_info()[1]  # the caller's, and not ours to clear
         try:
-            return frame.forward(args, kwargs), True
+            return frame.forward(args, kwargs), None
         except RuntimeError as error:
-            if not refuses_hooks(error):
+            if refuses_hooks(error):
+                self._distrust_with_hooks(error, undone=before.put_back(args, kwargs))
+                return None, _Failure.REFUSES_HOOKS
+            if may_fail is None or not is_out_of_memory(error) or self.collective_ranks:
                 raise
-            self._distrust_with_hooks(error, undone=before.put_back(args, kwargs))
-        return None, False
+            if not before.put_back(args, kwargs) or not _made_room(may_fail):
+                raise
+            release_traceback(error, keep=handled)
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        return None, _Failure.OUT_OF_MEMORY
+
+    def memory_ran_out(self) -> None:
+        """Called when memory ran out in a forward of the block, which runs again, recomputed."""
 
     def _distrust_with_hooks(self, error: RuntimeError, *, undone: bool) -> None:
         """Keep a block whose forward refuses saved-tensor hooks.
@@ -312,6 +354,17 @@ class TriedInterceptor(JudgedInterceptor):
                 "or checkpoints its activations, and a plan could not decide about them. It is "
                 f"{name_of_hooks(hooks)}, or do not attach mimose to this model"
             )
+
+
+def recomputed_instead(directive: Directive) -> Directive:
+    """How a call runs that ran out of memory."""
+    return replace(directive, option=Option.RECOMPUTE, evictor=None)
+
+
+def _made_room(directive: Directive) -> bool:
+    """Evict activations; whether the call needs less memory now if it is recomputed."""
+    freed = directive.evictor is not None and directive.evictor.make_room()
+    return freed or not directive.option.recomputes
 
 
 def _move_arguments(directive: Directive, frame: Frame) -> None:
