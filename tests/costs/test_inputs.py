@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -163,8 +162,14 @@ def test_error_in_a_custom_input_size_is_not_hidden() -> None:
 
 
 def test_size_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         size(8, 3).dims = (9, 3)  # type: ignore[misc]
+
+
+def test_sizes_have_no_order_but_that_of_their_dimensions() -> None:
+    assert not size(8, 3) <= size(9, 2)
+    with pytest.raises(TypeError):
+        sorted([size(8, 3), size(9, 2)])
 
 
 def forward(src: torch.Tensor, tgt: torch.Tensor, *, mask: torch.Tensor | None = None) -> None: ...

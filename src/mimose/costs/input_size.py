@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 Layout = tuple[tuple[str, int], ...]
 """The name and the number of dimensions of each tensor."""
@@ -17,8 +17,7 @@ MOST_PASSES = 8
 """The most passes that an input size has. The last one also stands for all later passes."""
 
 
-@dataclass(frozen=True, slots=True)
-class InputSize:
+class InputSize(NamedTuple):
     """The shapes of all tensors in a forward's arguments.
 
     `layout` has the name and rank of each tensor; sizes of the same layout can be compared. `dims`
@@ -27,14 +26,19 @@ class InputSize:
 
     A step may run several forward passes before its backward. Its size then has the tensors of all
     passes, in order.
+
+    A tuple, because every step looks sizes up in several dicts.
     """
 
     layout: Layout
     dims: tuple[int, ...]
 
-    def __le__(self, other: InputSize) -> bool:
+    def __le__(self, other: InputSize) -> bool:  # type: ignore[override]
         """Whether no dimension is larger than the other's, so that it needs no more memory."""
         return self.layout == other.layout and all(map(operator.le, self.dims, other.dims))
+
+    def __lt__(self, other: object) -> bool:
+        raise TypeError("of two input sizes, neither may be the smaller one: compare them by <=")
 
     def followed_by(self, other: InputSize) -> InputSize:
         """The size of a step with one more pass.

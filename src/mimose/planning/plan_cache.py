@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -59,7 +58,8 @@ class PlanCache:
     """Plans by key; the least recently used one is dropped first."""
 
     def __init__(self, capacity: int = 512) -> None:
-        self._plans: OrderedDict[Hashable, CachedPlan] = OrderedDict()
+        self._plans: dict[Hashable, CachedPlan] = {}
+        """The one used last comes last."""
         self._capacity = capacity
         self.hits = 0
         self.misses = 0
@@ -69,10 +69,10 @@ class PlanCache:
 
     def get(self, key: Hashable) -> CachedPlan | None:
         """The plan for a key; None if there is none."""
-        plan = self._plans.get(key)
+        plan = self._plans.pop(key, None)
         if plan is not None:
             self.hits += 1
-            self._plans.move_to_end(key)
+            self._plans[key] = plan
         return plan
 
     def put(self, key: Hashable, cached: CachedPlan) -> None:
@@ -80,7 +80,7 @@ class PlanCache:
         self.misses += 1
         self._plans[key] = cached
         if len(self._plans) > self._capacity:
-            self._plans.popitem(last=False)
+            del self._plans[next(iter(self._plans))]
 
     def clear(self) -> None:
         """Drop all plans; the counts of hits and misses stay."""
