@@ -283,9 +283,9 @@ class CostModel:
 
         It is 0 where memory depends on more than the size: predictions are upper bounds there.
         """
-        estimator = self._own(size)
-        noisy = estimator is not None and estimator.noisy
-        return 0.0 if noisy else self.reliability.uncertainty
+        largest = self.reliability.uncertainty
+        estimator = self._own(size) if largest else None
+        return 0.0 if estimator is not None and estimator.noisy else largest
 
     def proportions(self, size: InputSize) -> Proportions:
         """Which costs of runs have varied together in steps with this layout."""

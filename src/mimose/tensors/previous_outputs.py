@@ -45,4 +45,6 @@ class PreviousOutputs:
 
     def expected_freed_bytes(self) -> int:
         """The bytes that will be freed before the backward, judging by the last observed step."""
-        return sum([size for _, size in self._alive]) if self._are_freed else 0
+        if not (self._alive and self._are_freed):
+            return 0
+        return sum([size for _, size in self._alive])

@@ -56,7 +56,7 @@ class Decision:
     @property
     def trusted(self) -> bool:
         """Whether the prediction is trusted."""
-        return self.cached.trusted
+        return self.cached.state is State.TRUSTED
 
     @property
     def bounded(self) -> bool:

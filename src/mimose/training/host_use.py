@@ -88,7 +88,7 @@ class HostUse:
 
     def wants_time_of(self, size: InputSize) -> bool:
         """Whether to time the forward of a step of this size that moves nothing."""
-        return self.possible and self._device.type == "cuda" and self.pace.is_new(size)
+        return self._device.type == "cuda" and self.limit_bytes > 0 and self.pace.is_new(size)
 
     def link(self, *, trusted: bool) -> Link | None:
         """The link for a plan, opened if need be; None if the plan must not use the host.

@@ -6,6 +6,7 @@ The paper's scheduler with its plan cache.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mimose.costs import InputSize, Option, Regime, Run, StepObservation
@@ -89,7 +90,8 @@ class Scheduler:
         `broken` is the last step, if it never came to its end. Steps of other handles rise by
         `beside_bytes` while this one is open. Kept activations can be dropped if it `may_evict`.
         """
-        self._note_failures(setting, reading, broken)
+        if setting.history.has_failed_since(reading):
+            self._note_failures(setting, reading, broken)
         missing = self.turn_to_coming_step(setting)
         cost_model = self.cost_model
         calm = self.strictness == AS_PLANNED
@@ -103,25 +105,28 @@ class Scheduler:
             cached, new = self._plans.new(setting, cost_model, key), True
             if cached is None:
                 return self._unknown()
-        trusted = cached.trusted
+        decision = Decision(cached, key.available_bytes, key, new)
+        return decision if cached.trusted else self._cautious(decision)
+
+    def _cautious(self, decision: Decision) -> Decision:
+        """The same decision, for a step whose prediction is not trusted: whether it is observed,
+        whether it is measured, and whether what it keeps may be evicted."""
+        cost_model, cached, key = self.cost_model, decision.cached, decision.key
+        assert key is not None
         # A larger size's costs are not this one's, but what fits by them does fit.
-        safe = trusted or (not cached.exact and cached.plan.fits)
-        observed = calm and not trusted and cost_model.worth_observing(size)
+        safe = not cached.exact and cached.plan.fits
+        calm = self.strictness == AS_PLANNED
+        observed = calm and cost_model.worth_observing(key.size)
         roomy = calm and _is_roomy(cached.plan, key.available_bytes)
-        skips = may_evict and not cost_model.worth_measuring(size, roomy=roomy)
+        skips = key.may_evict and not cost_model.worth_measuring(key.size, roomy=roomy)
         measured = observed or not (safe or skips)
-        decision = Decision(
-            cached,
-            key.available_bytes,
-            key,
-            new,
+        decision = replace(
+            decision,
             observed=observed,
             measured=measured,
-            evictable=may_evict and (measured or not (safe or roomy)),
+            evictable=key.may_evict and (measured or not (safe or roomy)),
         )
-        if decision.observed:
-            return _with_one_recomputed_of_each_kind(decision)
-        return decision
+        return _with_one_recomputed_of_each_kind(decision) if observed else decision
 
     def _key(
         self,

@@ -48,6 +48,7 @@ class Step:
         collector: Collector | None = None,
         evictor: StepEvictor | None = None,
         transfers: StepTransfers | None = None,
+        trials: Trials | None = None,
     ) -> None:
         self.decision = decision
         self.cost_model = cost_model
@@ -72,7 +73,8 @@ class Step:
         """Whether memory of an unfinished step was still held at the start."""
         self.after_forward: list[Callable[[], None]] = []
         """Called when the last planned run has returned."""
-        self._trials: Trials | None = None
+        self._trials = trials
+        """Counts the blocks that are tried from now on."""
         self._follow()
 
     def _take(self, choices: dict[Run, Option]) -> None:
@@ -265,16 +267,12 @@ class Step:
     @property
     def trusted(self) -> bool:
         """Whether the step runs under a plan with a trusted prediction."""
-        return self.has_plan and self.decision.trusted
+        return self.decision.trusted and self.has_plan
 
     @property
     def tried_blocks(self) -> bool:
         """Whether a block was tried in this step: its immediate recompute adds to the peak."""
         return self._trials is not None and self._trials.any_since
-
-    def count_trials(self, trials: Trials) -> None:
-        """Count the blocks that are tried from now on."""
-        self._trials = trials
 
     @property
     def ran_as_planned(self) -> bool:

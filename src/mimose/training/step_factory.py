@@ -97,8 +97,15 @@ class StepFactory:
         if collector is None:
             setting.history.make_room(start.in_use + decision.cached.plan.peak_bytes, start)
             start = setting.history.start_planned_step(start)
-        available = setting.available(start.in_use)
-        transfers = transfers_for(decision, setting.host, collector, available, len(interceptors))
+        transfers = None
+        if collector is not None or decision.cached.plan.transfers:
+            transfers = transfers_for(
+                decision,
+                setting.host,
+                collector,
+                setting.available(start.in_use),
+                len(interceptors),
+            )
         step = Step(
             decision,
             start,
@@ -110,15 +117,15 @@ class StepFactory:
             collector=collector,
             evictor=evictor,
             transfers=transfers,
+            trials=trials,
         )
-        in_order = not (cost_model.any_order or self._hooks.must_agree)
-        if in_order and step.has_plan:
-            step.calls.expect(decision.cached.choices, may_skip=bool(cost_model.skips))
-        step.count_trials(trials)
+        choices = decision.cached.choices
+        if choices and not (cost_model.any_order or self._hooks.must_agree):
+            step.calls.expect(choices, may_skip=bool(cost_model.skips))
         step.after_broken = opening.after_broken
         if collector is not None and (opening.after_broken or self._frees_caches(opening)):
             collector.spoil()  # memory of an earlier step is freed in this one
-        if collector is None and transfers is None and step.trusted:
+        if collector is None and transfers is None and choices and decision.trusted:
             self._time_forward(setting, step)
         return step
 
@@ -142,7 +149,7 @@ class StepFactory:
     def _decide(self, setting: Setting, opening: Opening) -> Decision:
         """How the step runs, among those of other handles and other ranks."""
         size, reading, around, last = opening.whole, opening.reading, opening.around, opening.last
-        beside = self._overlap.beside_bytes(around, reading.in_use)
+        beside = self._overlap.beside_bytes(around, reading.in_use) if around else 0
         decision = self._scheduler.decide(
             setting,
             size,
