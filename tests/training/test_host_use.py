@@ -85,6 +85,19 @@ def test_blocks_on_a_gpu_that_hide_no_copies_move_only_if_nothing_else_fits(
     assert HostUse(CPU, 0, frozenset(Option)).serves(profile, int(room * needed))
 
 
+@pytest.mark.parametrize(("milliseconds", "timed"), [(1, False), (10, True)])
+def test_forwards_of_blocks_that_are_too_short_to_hide_copies_are_not_timed(
+    milliseconds: float, timed: bool
+) -> None:
+    profile = profile_of(8, milliseconds)
+    on_gpu = HostUse(torch.device("cuda"), 0, frozenset(Option))
+    assert not on_gpu.wants_time_of(profile.size, profile)  # no host memory is allowed
+    on_gpu.limit_bytes = 1 << 30
+    assert on_gpu.wants_time_of(profile.size, profile) == timed
+    on_gpu.pace = pace_of(profile, 0.5)
+    assert not on_gpu.wants_time_of(profile.size, profile)  # it is known
+
+
 class Clockwork(Clock):
     """Tells the times that it is given."""
 

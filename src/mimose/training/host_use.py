@@ -73,9 +73,8 @@ class HostUse:
         """
         if self._device.type != "cuda":
             return True
-        times = [run.nanoseconds for run in profile.runs if not run.fixed]
         share = self.pace.of(profile)
-        if share is not None and times and statistics.median(times) * share >= _LONG_FORWARD_NS:
+        if share is not None and _hides_copies(profile, share):
             return True
         return not RecomputeAll().plan(profile, available_bytes).fits
 
@@ -86,9 +85,14 @@ class HostUse:
             profile = profile.at_pace(share)
         return replace(profile, link=self.link(trusted=trusted))
 
-    def wants_time_of(self, size: InputSize) -> bool:
-        """Whether to time the forward of a step of this size that moves nothing."""
-        return self._device.type == "cuda" and self.limit_bytes > 0 and self.pace.is_new(size)
+    def wants_time_of(self, size: InputSize, profile: Profile) -> bool:
+        """Whether to time the forward of a step of this size that moves nothing.
+
+        In planned steps blocks take no longer than observed. If that is too short to hide copies,
+        their pace does not matter.
+        """
+        possible = self._device.type == "cuda" and self.limit_bytes > 0
+        return possible and self.pace.is_new(size) and _hides_copies(profile)
 
     def link(self, *, trusted: bool) -> Link | None:
         """The link for a plan, opened if need be; None if the plan must not use the host.
@@ -192,3 +196,10 @@ class HostUse:
         self._closed = True
         if self.memory is not None:
             self.memory.close()
+
+
+def _hides_copies(profile: Profile, share: float = 1.0) -> bool:
+    """Whether blocks hide the time to queue copies, if forwards take this share of the profile's
+    times."""
+    times = [run.nanoseconds for run in profile.runs if not run.fixed]
+    return bool(times) and statistics.median(times) * share >= _LONG_FORWARD_NS

@@ -125,7 +125,7 @@ class StepFactory:
         step.after_broken = opening.after_broken
         if collector is not None and (opening.after_broken or self._frees_caches(opening)):
             collector.spoil()  # memory of an earlier step is freed in this one
-        if collector is None and transfers is None and choices and decision.trusted:
+        if collector is None and transfers is None and decision.new and step.trusted:
             self._time_forward(setting, step)
         return step
 
@@ -222,8 +222,8 @@ class StepFactory:
 
     def _time_forward(self, setting: Setting, step: Step) -> None:
         """Measure, once for each size, how long the blocks take while nothing is observed."""
-        host = setting.host
-        if host.wants_time_of(step.expected):
+        host, profile = setting.host, step.decision.cached.profile
+        if profile is not None and host.wants_time_of(step.expected, profile):
             prediction = self._scheduler.cost_model.predict(step.expected)
             if prediction is not None:
                 step.after_forward.append(
