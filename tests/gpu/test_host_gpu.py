@@ -16,7 +16,8 @@ import mimose
 from compare import assert_same_gradients
 from mimose.costs import Option, Run, Transfer
 from mimose.interception import Attachment, Directive, find_blocks
-from mimose.memory import CopyState, HostMemory, LinkSpeed
+from mimose.memory import CopyState, HostArena, HostMemory, LinkSpeed, PinningError
+from mimose.memory.host_segment import pin
 from mimose.training.transfers import StepTransfers
 
 pytestmark = [
@@ -124,6 +125,28 @@ def test_no_delay_on_either_stream_changes_a_gradient(
     assert_same_gradients(model, plain)
     gc.collect()
     assert host.arena.in_use_bytes == 0
+
+
+def test_pages_are_pinned_as_long_as_a_range_uses_them() -> None:
+    arena = HostArena(1 << 30, torch.device("cuda"))
+    arena.prepare(300 << 20)
+    place = arena.take(200 << 20)  # of several segments, or of one that is pinned for it
+    assert place is not None
+    tensors = [piece.tensor for piece in place.pieces]
+    assert all(tensor.is_pinned() for tensor in tensors)
+    arena.close()
+    assert all(tensor.is_pinned() for tensor in tensors)
+    del place
+    assert not tensors[0].is_pinned()
+
+
+def test_if_cuda_refuses_to_pin_the_next_kernel_runs() -> None:
+    device = torch.device("cuda")
+    memory = HostArena(1 << 30, device).take(1 << 20)
+    assert memory is not None
+    with pytest.raises(PinningError, match="cudaHostRegister failed"):
+        pin(memory.pieces[0].tensor, device)  # again
+    assert torch.ones(3, device=device).sum().item() == 3
 
 
 def test_the_link_is_measured_both_ways(host: HostMemory) -> None:

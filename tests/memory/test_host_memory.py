@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import mmap
+import os
 import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -27,7 +29,12 @@ from mimose.memory import (
     host_limit,
     meter_for,
 )
-from mimose.memory.host_limit import automatic_limit, parse_host_memory, physical_bytes
+from mimose.memory.host_limit import (
+    automatic_limit,
+    group_and_parents,
+    parse_host_memory,
+    physical_bytes,
+)
 
 CPU = torch.device("cpu")
 
@@ -35,7 +42,7 @@ CPU = torch.device("cpu")
 @steady
 @given(data=st.data())
 def test_ranges_never_overlap_and_return_to_the_arena(data: st.DataObject) -> None:
-    arena = HostArena(1 << 20, pinned=False)
+    arena = HostArena(1 << 20, CPU)
     held = []
     for size in data.draw(st.lists(st.integers(1, 40_000), max_size=40)):
         if held and data.draw(st.booleans()):
@@ -55,7 +62,7 @@ def test_ranges_never_overlap_and_return_to_the_arena(data: st.DataObject) -> No
 
 
 def test_an_arena_does_not_grow_beyond_its_limit() -> None:
-    arena = HostArena(100_000, pinned=False)
+    arena = HostArena(100_000, CPU)
     assert arena.take(200_000) is None
     first = arena.take(60_000)
     assert first is not None
@@ -65,7 +72,7 @@ def test_an_arena_does_not_grow_beyond_its_limit() -> None:
 
 
 def test_reserved_bytes_can_be_taken_as_one_range() -> None:
-    arena = HostArena(1 << 30, pinned=False)
+    arena = HostArena(1 << 30, CPU)
     small = arena.take(1000)
     del small
     assert arena.reserve(50 << 20)
@@ -82,7 +89,7 @@ def wait_until(reached: Callable[[], bool]) -> None:
 
 
 def test_an_arena_hands_out_ranges_while_it_grows_in_the_background() -> None:
-    arena = HostArena(1 << 30, pinned=False)
+    arena = HostArena(1 << 30, CPU)
     first = arena.take(1000)
     arena.prepare(700 << 20)
     assert arena.take(1000) is not None
@@ -93,14 +100,14 @@ def test_an_arena_hands_out_ranges_while_it_grows_in_the_background() -> None:
 
 
 def test_reserve_waits_for_growth_in_the_background() -> None:
-    arena = HostArena(1 << 30, pinned=False)
+    arena = HostArena(1 << 30, CPU)
     arena.prepare(900 << 20)
     assert arena.reserve(1000 << 20)
     assert 1000 << 20 <= arena.held_bytes <= 1 << 30
 
 
 def test_an_arena_that_is_closed_stops_growing() -> None:
-    arena = HostArena(1 << 30, pinned=False)
+    arena = HostArena(1 << 30, CPU)
     arena.prepare(900 << 20)
     arena.close()
     assert arena.held_bytes == 0
@@ -108,7 +115,7 @@ def test_an_arena_that_is_closed_stops_growing() -> None:
 
 
 def test_what_is_free_in_pieces_is_used_before_more_is_pinned() -> None:
-    arena = HostArena(1 << 30, pinned=False)
+    arena = HostArena(1 << 30, CPU)
     arena.prepare(300 << 20)
     while arena.held_bytes < 300 << 20:
         time.sleep(0.01)
@@ -121,10 +128,10 @@ def test_what_is_free_in_pieces_is_used_before_more_is_pinned() -> None:
 def test_an_error_in_the_background_is_raised_by_the_next_prepare(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(*_: object) -> NoReturn:
+    def refuse(*_: object, **__: object) -> NoReturn:
         raise OSError("no pages")
 
-    arena = HostArena(1 << 30, pinned=False)
+    arena = HostArena(1 << 30, CPU)
     monkeypatch.setattr(mmap, "mmap", refuse)
     arena.prepare(100 << 20)
 
@@ -140,7 +147,7 @@ def test_an_error_in_the_background_is_raised_by_the_next_prepare(
 
 
 def test_a_range_outlives_its_closed_arena() -> None:
-    arena = HostArena(1 << 20, pinned=False)
+    arena = HostArena(1 << 20, CPU)
     place = arena.take(4)
     assert place is not None
     arena.close()
@@ -150,7 +157,7 @@ def test_a_range_outlives_its_closed_arena() -> None:
 
 
 def test_a_closed_arena_hands_out_nothing() -> None:
-    arena = HostArena(1 << 20, pinned=False)
+    arena = HostArena(1 << 20, CPU)
     arena.close()
     assert arena.take(4) is None
     assert not arena.reserve(4)
@@ -158,7 +165,7 @@ def test_a_closed_arena_hands_out_nothing() -> None:
 
 
 def test_a_range_can_use_scattered_free_bytes() -> None:
-    arena = HostArena(100 << 20, pinned=False)
+    arena = HostArena(100 << 20, CPU)
     assert arena.reserve(70 << 20)  # in several pieces
     assert arena.reserve(100 << 20)
     thirds = [arena.take(33 << 20) for _ in range(3)]
@@ -187,7 +194,7 @@ def test_the_garbage_collector_may_return_ranges_at_any_moment() -> None:
     """Also while the arena is handing others out."""
 
     def take_and_drop() -> None:
-        arena = HostArena(1 << 20, pinned=False)
+        arena = HostArena(1 << 20, CPU)
         held = []
         for k in range(2000):
             circle: list[object] = [arena.take(1000)]
@@ -268,6 +275,46 @@ def test_the_automatic_limit_leaves_three_quarters_and_is_shared_by_ranks(
     assert 0 < alone <= physical_bytes() // 4
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert automatic_limit() == pytest.approx(alone / 4, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["inactive_file", "total_inactive_file"])
+def test_files_that_the_system_caches_count_as_free_memory(name: str, tmp_path: Path) -> None:
+    group = tmp_path / "box"
+    group.mkdir()
+    for folder, limit in ((tmp_path, "max"), (group, "1000")):
+        (folder / "most").write_text(limit)
+        (folder / "used").write_text("900")
+        (folder / "memory.stat").write_text(f"anon 300\n{name} 600\nactive_file 50\n")
+    assert list(group_and_parents(tmp_path, "/box", "most", "used")) == [(1000, 300)]
+
+
+def test_more_than_the_free_memory_is_not_pinned() -> None:
+    """The system would end the process, and not refuse."""
+    arena = HostArena(1 << 60, torch.device("cuda"))
+    with pytest.raises(PinningError, match=r"only .*iB of host memory are free"):
+        arena.reserve(1 << 50)
+
+
+def is_mapped(address: int) -> bool:
+    """Whether this process has memory there."""
+    ranges = (
+        line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()
+    )
+    return any(int(begin, 16) <= address < int(end, 16) for begin, end in ranges)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTFORK"), reason="only Linux keeps it from forks")
+def test_a_child_process_does_not_share_host_memory() -> None:
+    """Writes to shared pages would go to copies that the device does not know."""
+    arena = HostArena(1 << 20, CPU)
+    place = arena.take(1 << 20)
+    assert place is not None
+    address = place.pieces[0].address
+    assert is_mapped(address)
+    child = os.fork()
+    if not child:
+        os._exit(is_mapped(address))
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_the_speed_of_the_link_follows_copies_that_differ_by_more_than_a_tenth() -> None:

@@ -348,7 +348,7 @@ def test_if_pinning_fails_it_is_said_once_and_plans_do_without() -> None:
         train(model, batches[:1])
         host = handle._engine.setting.host
         host.memory, host.speed = HostMemory(CPU, 1 << 30), LinkSpeed(10.0, 10.0)
-        host.memory.arena = Refusing(1 << 30, pinned=False)
+        host.memory.arena = Refusing(1 << 30, CPU)
         with pytest.warns(MimoseWarning, match=r"out of pages.*host_memory=0") as said:
             losses = train(model, batches)
         stats = handle.stats()

@@ -1,27 +1,22 @@
 """The arena: host memory for activations, pinned if a device copies to it.
 
-Pinning is slow (on an H200's host, 1 to 2 GiB took a second). So the arena keeps the memory it has,
-and grows in the background to the size that plans ask for. It hands out any number of bytes, never
-exceeds its limit, and returns everything to the system on `close`. PyTorch rounds pinned
-allocations up to powers of two, so the arena grows by segments of such sizes.
+Pinning takes time (on an H200's host a fifth of a second for each GiB). So the arena keeps the
+memory it has, and grows in the background to the size that plans ask for. It hands out any number
+of bytes, never exceeds its limit, and returns everything to the system on `close`.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from mimose.memory.host_segment import HostPiece, HostSegment, PinningError, aligned
 
-_SMALLEST_SEGMENT = 32 << 20
-"""Smaller segments would cost more calls than they save memory."""
-_PAUSE = 3.0
-"""Pause of background pinning after each segment, as a multiple of the time that the segment took.
-CUDA launches no kernels while it pins memory. On an H200's host a small segment took 35 ms; the
-work queued on the device covers that if it happens rarely enough."""
+_SEGMENT = 128 << 20
+"""The bytes that are pinned at once in the background. CUDA launched nothing for 3 ms of that on an
+H200's host, which the work queued on the device covers."""
 
 
 class HostRange:
@@ -53,10 +48,10 @@ class HostRange:
 class HostArena:
     """Hands out host memory up to a limit."""
 
-    def __init__(self, limit_bytes: int, *, pinned: bool) -> None:
+    def __init__(self, limit_bytes: int, device: torch.device) -> None:
         self.limit_bytes = limit_bytes
-        self._pinned = pinned
-        self.slow = pinned
+        self._device = device
+        self.slow = device.type == "cuda"
         """Whether growing takes so long that training should not wait for it."""
         self._segments: list[HostSegment] = []
         self._growth: _Growth | None = None
@@ -82,8 +77,8 @@ class HostArena:
             self._growth = None
             growth.raise_problem()
         if self.held_bytes < nbytes <= self.limit_bytes:
-            sizes = _segment_sizes(self._missing(nbytes), _SMALLEST_SEGMENT)
-            self._growth = _Growth(self._segments, list(sizes), self._pinned)
+            sizes = _segment_sizes(self._missing(nbytes))
+            self._growth = _Growth(self._segments, list(sizes), self._device)
             self._growth.start()
 
     def reserve(self, nbytes: int) -> bool:
@@ -95,8 +90,7 @@ class HostArena:
             return False
         self._finish_growing()
         if nbytes > self.held_bytes:
-            for size in _segment_sizes(self._missing(nbytes)):
-                self._segments.append(HostSegment(size, pinned=self._pinned))
+            self._segments.append(HostSegment(self._missing(nbytes), self._device))
         return True
 
     def _missing(self, nbytes: int) -> int:
@@ -106,7 +100,6 @@ class HostArena:
     def _finish_growing(self) -> None:
         growth, self._growth = self._growth, None
         if growth is not None:
-            growth.hurry()
             growth.join()
 
     def take(self, nbytes: int) -> HostRange | None:
@@ -120,8 +113,7 @@ class HostArena:
             return self._take_scattered(nbytes)
         self._finish_growing()
         left = self.limit_bytes - self.held_bytes
-        size = max(1 << (needed - 1).bit_length(), _SMALLEST_SEGMENT)
-        if needed <= left and self._grow(size if size <= left else needed):
+        if needed <= left and self._grow(min(max(needed, _SEGMENT), left)):
             part = self._segments[-1].take(needed)
             assert part is not None
             return HostRange((part,), nbytes)
@@ -145,7 +137,7 @@ class HostArena:
     def _grow(self, nbytes: int) -> bool:
         """Add a segment of this many bytes. Returns False if the system refuses."""
         try:
-            self._segments.append(HostSegment(nbytes, pinned=self._pinned))
+            self._segments.append(HostSegment(nbytes, self._device))
         except PinningError:
             return False
         return True
@@ -156,38 +148,30 @@ class HostArena:
             self._growth.stop()
         self._finish_growing()
         self._segments, self.limit_bytes = [], 0
-        if self._pinned:
-            _empty_cache()
 
 
 class _Growth(threading.Thread):
     """Adds segments to an arena in the background."""
 
-    def __init__(self, segments: list[HostSegment], sizes: Sequence[int], pinned: bool) -> None:
+    def __init__(
+        self, segments: list[HostSegment], sizes: Sequence[int], device: torch.device
+    ) -> None:
         super().__init__(name="mimose-pinning", daemon=True)
-        self._segments, self._sizes, self._pinned = segments, sizes, pinned
-        self._device = torch.cuda.current_device() if pinned else None  # each thread has its own
+        self._segments, self._sizes, self._device = segments, sizes, device
         self._stopped = False
-        self._hurried = threading.Event()
         self._problem: PinningError | None = None
 
     def run(self) -> None:
-        if self._device is not None:
-            torch.cuda.set_device(self._device)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # each thread has its own
         for size in self._sizes:
             if self._stopped:
                 return
-            began = time.monotonic()
             try:
-                self._segments.append(HostSegment(size, pinned=self._pinned))
+                self._segments.append(HostSegment(size, self._device))
             except PinningError as problem:
                 self._problem = problem
                 return
-            self._hurried.wait(_PAUSE * (time.monotonic() - began))
-
-    def hurry(self) -> None:
-        """Stop pausing between segments: the training thread is waiting."""
-        self._hurried.set()
 
     def stop(self) -> None:
         """Add no segment after the one that is being pinned."""
@@ -199,17 +183,8 @@ class _Growth(threading.Thread):
             raise self._problem
 
 
-def _segment_sizes(nbytes: int, largest: int = 1 << 62) -> Iterator[int]:
-    """Powers of two of at most `largest` that add up to `nbytes`, and one small rest."""
-    while nbytes >= _SMALLEST_SEGMENT:
-        size = min(1 << (nbytes.bit_length() - 1), largest)
-        yield size
-        nbytes -= size
-    if nbytes > 0:
-        yield nbytes
-
-
-_empty_cache: Callable[[], None] = getattr(
-    torch.accelerator, "empty_host_cache", getattr(torch._C, "_host_emptyCache", lambda: None)
-)
-"""Returns pinned memory that PyTorch has cached to the system."""
+def _segment_sizes(nbytes: int) -> Iterator[int]:
+    """The sizes of segments that hold this many bytes."""
+    while nbytes > 0:
+        yield min(nbytes, _SEGMENT)
+        nbytes -= _SEGMENT

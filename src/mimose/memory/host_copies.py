@@ -90,7 +90,7 @@ class HostMemory:
     ) -> None:
         on_cuda = device.type == "cuda"
         self.device = device
-        self.arena = HostArena(limit_bytes, pinned=on_cuda)
+        self.arena = HostArena(limit_bytes, device)
         self.stream: CopyStream = CudaCopies(device) if on_cuda else CpuCopies()
         if smallest_bytes is None:
             smallest_bytes = _SMALLEST_ON_CUDA if on_cuda else 0

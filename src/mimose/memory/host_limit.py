@@ -111,20 +111,31 @@ def _cgroups() -> Iterator[tuple[int, int]]:
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
-                yield from _group_and_parents(root, path, "memory.max", "memory.current")
+                yield from group_and_parents(root, path, "memory.max", "memory.current")
             elif "memory" in controllers.split(","):
                 names = "memory.limit_in_bytes", "memory.usage_in_bytes"
-                yield from _group_and_parents(root / "memory", path, *names)
+                yield from group_and_parents(root / "memory", path, *names)
 
 
-def _group_and_parents(root: Path, path: str, limit: str, used: str) -> Iterator[tuple[int, int]]:
+def group_and_parents(root: Path, path: str, limit: str, used: str) -> Iterator[tuple[int, int]]:
     """The readable limits and usages of a control group and of its parents."""
     folder = root / path.lstrip("/")
     for group in (folder, *folder.parents):
         with suppress(OSError, ValueError):  # "max" means no limit
-            yield int((group / limit).read_text()), int((group / used).read_text())
+            most, now = int((group / limit).read_text()), int((group / used).read_text())
+            yield most, max(0, now - _cached_bytes(group))
         if group == root:
             return
+
+
+def _cached_bytes(group: Path) -> int:
+    """Bytes of files, datasets for example, that the system caches only while nobody needs them."""
+    with suppress(OSError):
+        statistics = (group / "memory.stat").read_text()
+        found = re.search(r"^(?:total_)?inactive_file (\d+)$", statistics, re.MULTILINE)
+        if found:
+            return int(found[1])
+    return 0
 
 
 def _lockable() -> int | None:
