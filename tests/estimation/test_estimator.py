@@ -658,12 +658,31 @@ def test_predictions_have_a_new_version_once_they_may_have_changed() -> None:
     cost_model.predict(size(8, 150))
     cost_model.peaked(size(8, 150), 1000, 1001)
     assert cost_model.version == versions[-1]
-    cost_model.learn(seen(8, 150))
+    cost_model.learn(seen(8, 150, change=10_000))
     versions.append(cost_model.version)
     cost_model.take_times(seen(8, 150, seconds=(1.0, 2.0, 4.0)))
     versions.append(cost_model.version)
     assert versions == sorted(set(versions))
     assert cost_model.observed == 5  # late times are not another observation
+
+
+def test_an_observation_as_predicted_leaves_the_version_as_it_is() -> None:
+    cost_model = ready_knowledge()
+    version = cost_model.version
+    cost_model.learn(seen(8, 150))
+    cost_model.take_times(seen(8, 150, seconds=(1.0, 2.0, 4.0)))
+    assert cost_model.version == version
+    cost_model.learn(seen(8, 160, allocated=(10**9,) * len(PATTERN)))
+    assert cost_model.version > version  # its gradients were not as predicted
+
+
+def test_runs_that_stop_having_a_backward_are_planned_anew() -> None:
+    cost_model = ready_knowledge()
+    version = cost_model.version
+    for _ in range(20):
+        cost_model.note_without_backward(frozenset({PATTERN[-1]}))
+    assert cost_model.unused
+    assert cost_model.version == version + 1
 
 
 def test_late_times_count_in_predictions_of_other_sizes() -> None:

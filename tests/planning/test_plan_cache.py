@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -107,6 +109,35 @@ def test_newer_plan_replaces_the_older() -> None:
     cache.put("a", newer)
     assert cache.get("a") is newer
     assert len(cache) == 1
+
+
+def serving(least: int, most: int) -> CachedPlan:
+    return replace(ready(False), serves=range(least, most + 1))
+
+
+def test_a_plan_serves_a_range_of_bytes() -> None:
+    cache = PlanCache()
+    low, high = serving(10, 20), serving(30, 40)
+    cache.put("a", low)
+    cache.put("a", high)
+    found = [cache.get("a", available) for available in (9, 10, 20, 21, 30, 40, 41)]
+    assert found == [None, low, low, None, high, high, None]
+    assert (cache.hits, cache.misses) == (4, 2)
+
+
+def test_a_plan_replaces_those_that_serve_nothing_else() -> None:
+    cache = PlanCache()
+    for plan in (serving(10, 20), serving(30, 40), serving(10, 25)):
+        cache.put("a", plan)
+    assert len(cache) == 2
+    assert cache.get("a", 40) is not None
+
+
+def test_of_plans_with_the_same_key_the_oldest_is_dropped_first() -> None:
+    cache = PlanCache(3)
+    for begin in (10, 20, 30, 40):
+        cache.put("a", serving(begin, begin + 5))
+    assert [begin for begin in (10, 20, 30, 40) if cache.get("a", begin)] == [20, 30, 40]
 
 
 def test_cache_never_outgrows_its_capacity() -> None:

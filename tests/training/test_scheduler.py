@@ -114,6 +114,27 @@ def test_a_plan_is_guarded_by_what_is_available_now(bare: Bare, recomputed: int)
     assert not decided(scheduler, bare, 200).cached.guarded
 
 
+def test_a_plan_from_the_cache_is_as_good_as_a_new_one(bare: Bare) -> None:
+    """A plan serves from its own peak to the bytes that it was made for."""
+    scheduler, draw, most = knowing(), random.Random(0), bare.available(0)
+    for _ in range(800):
+        in_use = draw.randrange(10) * most // 10 + draw.randrange(most // 100)
+        decision = decided(scheduler, bare, length := draw.choice((200, 240)), in_use)
+        best = Optimal().plan(predicted(scheduler, length), decision.available_bytes)
+        assert decision.cached.plan.fits == best.fits
+        assert decision.cached.plan.extra_seconds == best.extra_seconds
+    assert scheduler.cache.hits > 3 * scheduler.cache.misses
+
+
+def test_a_plan_that_keeps_everything_serves_any_greater_room(bare: Bare) -> None:
+    scheduler = knowing()
+    bare.budget_bytes *= 10
+    first = decided(scheduler, bare, 200)
+    assert first.cached.plan.keeps_all
+    bare.budget_bytes *= 2
+    assert decided(scheduler, bare, 200).cached is first.cached
+
+
 def test_sizes_between_observed_ones_are_planned_for_their_own_costs(bare: Bare) -> None:
     scheduler = knowing()
     available = bare.available(0)
@@ -139,8 +160,22 @@ def test_a_size_that_comes_again_needs_no_planning(bare: Bare) -> None:
 def test_a_size_is_planned_anew_once_more_is_known(bare: Bare) -> None:
     scheduler = knowing()
     decided(scheduler, bare, 170)
-    scheduler.learn(seen(180))
+    observation, other = seen(180), seen(181)
+    assert observation.runs[1].saved != other.runs[1].saved
+    scheduler.learn(observation.with_runs(other.runs))
     assert decided(scheduler, bare, 170).new
+
+
+def test_plans_stay_as_they_are_if_an_observation_is_as_predicted(bare: Bare) -> None:
+    scheduler = knowing()
+    within, beyond = (decided(scheduler, bare, length) for length in (170, 340))
+    assert within.trusted
+    assert not beyond.trusted
+    scheduler.learn(seen(340))
+    assert not decided(scheduler, bare, 170).new
+    again = decided(scheduler, bare, 340)
+    assert again.new  # now it is trusted, and leaves no room for errors
+    assert again.trusted
 
 
 def test_nothing_is_planned_before_anything_was_observed(bare: Bare) -> None:
@@ -292,7 +327,7 @@ def test_of_each_kind_of_block_one_is_recomputed_in_a_step_that_is_observed(bare
     beyond = decided(scheduler, bare, 340)
     assert beyond.observed
     assert str(beyond.cached.plan) == "KKrKrK"
-    cached = scheduler.cache.get(beyond.key)
+    cached = scheduler.cache.get(beyond.key.conditions, beyond.available_bytes)
     assert cached is not None
     assert cached.plan.keeps_all  # the plan itself is as it was
     assert cached.plan.peak_bytes >= beyond.cached.plan.peak_bytes

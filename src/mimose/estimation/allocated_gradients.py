@@ -29,11 +29,15 @@ class AllocatedGradients:
         all_allocated: int | None,
         *,
         allocates: bool,
-    ) -> None:
-        """Record bytes allocated before each run's backward, and in all (None if unknown)."""
+    ) -> bool:
+        """Record bytes allocated before each run's backward, and in all (None if unknown).
+
+        Returns whether any of them is more than was known.
+        """
         new = (*allocated, _UNLIMITED if all_allocated is None else all_allocated)
         most = self._most.get((pattern, allocates))
-        self._most[pattern, allocates] = tuple(map(max, most, new)) if most else new
+        self._most[pattern, allocates] = now = tuple(map(max, most, new)) if most else new
+        return now != most
 
     def expected(
         self, pattern: Pattern, missing_bytes: int, *, allocates: bool

@@ -70,8 +70,11 @@ class CostModel:
         """Planned steps for which the other kind of step stood in."""
         self._without_backward: Counter[frozenset[Run]] = Counter()
         self.reliability = Reliability()
+        self._as_predicted: set[InputSize] = set()
+        """Sizes whose observations were as predicted."""
         self.version = next(_versions)
-        """Changes whenever predictions may have changed. Unique among all cost models."""
+        """Changes when plans from trusted predictions should be made again. Unique among all cost
+        models."""
 
     @property
     def later_backward_bytes(self) -> int:
@@ -133,29 +136,37 @@ class CostModel:
         if self.any_order:
             observation = observation.in_any_order()
         self._note_passes(observation.size)
+        agrees = self._estimators.agree(observation)
         void = self._estimators.learn(observation, doubted=self.reliability.doubted)
         if void:
             self.reliability = Reliability()
         else:
             self.reliability.observed(observation.size)
-        self._note_gradients_of(observation)
-        self.version = next(_versions)
+        more_gradients = self._note_gradients_of(observation)
+        if agrees and not void and not more_gradients:
+            self._as_predicted.add(observation.size)
+        else:
+            self._as_predicted.discard(observation.size)
+            self.version = next(_versions)
         return void
 
-    def _note_gradients_of(self, observation: StepObservation) -> None:
-        if any(observation.gradients_allocated) or observation.all_gradients_allocated:
-            self.note_gradients(
-                observation.pattern,
-                observation.gradients_allocated,
-                observation.all_gradients_allocated,
-                allocates=observation.allocates,
-            )
+    def _note_gradients_of(self, observation: StepObservation) -> bool:
+        """Returns whether a step may allocate more than was known."""
+        if not (any(observation.gradients_allocated) or observation.all_gradients_allocated):
+            return False
+        return self.note_gradients(
+            observation.pattern,
+            observation.gradients_allocated,
+            observation.all_gradients_allocated,
+            allocates=observation.allocates,
+        )
 
     def take_times(self, observation: StepObservation) -> None:
         """Use the times of an observation that was learned without them."""
         if self.any_order:
             observation = observation.in_any_order()
-        if self._estimators.take_times(observation):
+        taken = self._estimators.take_times(observation)
+        if taken and observation.size not in self._as_predicted:
             self.version = next(_versions)
 
     def note_order(self, layout: Layout, pattern: Pattern) -> None:
@@ -185,20 +196,23 @@ class CostModel:
         all_allocated: int | None,
         *,
         allocates: bool = True,
-    ) -> None:
+    ) -> bool:
         """A step allocated gradients: bytes before each run's backward, and in all.
 
-        If blocks run in any order, each backward may be the one that comes last.
+        If blocks run in any order, each backward may be the one that comes last. Returns whether a
+        step may allocate more than was known.
         """
         if self.any_order:
             pattern = tuple(sorted(pattern))
             allocated = (max((all_allocated or 0, *allocated)),) * len(pattern)
-        self._gradients.note(pattern, allocated, all_allocated, allocates=allocates)
+        return self._gradients.note(pattern, allocated, all_allocated, allocates=allocates)
 
     def note_without_backward(self, runs: frozenset[Run]) -> None:
         """These runs of a step had no backward. After some such steps, plans leave them out."""
         self._without_backward[runs] += 1
         if self._without_backward[runs] >= _FEW:
+            if not runs <= self.unused:
+                self.version = next(_versions)
             self.unused.update(runs)
 
     def _note_passes(self, size: InputSize) -> None:

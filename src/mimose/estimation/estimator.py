@@ -27,6 +27,8 @@ from mimose.estimation.times import with_shared_times
 
 _CONTRADICTION = 0.04
 """The deviation from the predicted peak, as a fraction of the peak, that voids old observations."""
+_AGREEMENT = 0.001
+"""The deviation from the prediction, as a fraction, up to which plans stay as they are."""
 _SOON = 8
 """Two contradictions at most this many observations apart mean that the model is noisy."""
 _CONFIRMED = 16
@@ -224,15 +226,25 @@ class Estimator:
         """Whether no dimension of a size exceeds the observed range."""
         return size in self._seen or (self._fit is not None and self._fit.beyond(size) == 0)
 
+    def agrees(self, observation: StepObservation) -> bool:
+        """Whether an observation is as predicted, so that plans need not be made again."""
+        trusted = self._fit is not None and self._fit.trusted and not self.noisy
+        if observation.provisional or not trusted:
+            return False
+        prediction = self.predict(observation.size) or self.extrapolate(observation.size)
+        if prediction is None:
+            return False
+        runs = zip(prediction.profile.runs, observation.runs, strict=True)
+        moved = sum(abs(real.saved - predicted.saved) for predicted, real in runs)
+        same_runs = moved <= _AGREEMENT * _saved_bytes(observation)
+        return same_runs and _deviation(prediction, observation) <= _AGREEMENT
+
     def _contradicts(self, observation: StepObservation) -> bool:
         """Whether an observation deviates so far from its prediction that older ones are void."""
         size, fit = observation.size, self._fit
         known = size in self._seen or (fit is not None and fit.trusted and fit.inside(size))
         prediction = self.predict(size) if known else None
-        if prediction is None:
-            return False
-        pairs = zip(peaks_of(prediction.profile), peaks_of(observation.profile), strict=True)
-        return any(abs(real - predicted) > _CONTRADICTION * real for predicted, real in pairs)
+        return prediction is not None and _deviation(prediction, observation) > _CONTRADICTION
 
     def _drop_least_informative(self) -> None:
         """Drop the observation whose neighbours are nearest, but not an end of the range."""
@@ -244,6 +256,12 @@ class Estimator:
         inner = [i for i in range(1, len(order) - 1) if order[i] not in at_end]
         gap = {i: saved[order[i + 1]] - saved[order[i - 1]] for i in inner}
         del self._seen[order[min(gap, key=lambda i: gap[i])] if gap else order[0]]
+
+
+def _deviation(prediction: Prediction, observation: StepObservation) -> float:
+    """How far the observed peaks deviate from the predicted ones, as a fraction."""
+    pairs = zip(peaks_of(prediction.profile), peaks_of(observation.profile), strict=True)
+    return max(abs(real - predicted) / real for predicted, real in pairs)
 
 
 def _saved_bytes(observation: StepObservation) -> int:

@@ -27,10 +27,19 @@ class Estimators:
         """The estimator for a step with this layout and of this kind."""
         return self._preferred.get((layout, allocates))
 
+    def agree(self, observation: StepObservation) -> bool:
+        """Whether an observation is as predicted, so that plans need not be made again."""
+        estimator = self._all.get(_key_of(observation))
+        kind = observation.size.layout, observation.allocates
+        return (
+            estimator is not None
+            and estimator is self._preferred.get(kind)
+            and estimator.agrees(observation)
+        )
+
     def learn(self, observation: StepObservation, *, doubted: bool) -> bool:
         """Learn from an observation. Returns whether it contradicted, and voided, all others."""
-        layout, allocates = observation.size.layout, observation.allocates
-        key = layout, observation.pattern, allocates
+        layout, _, allocates = key = _key_of(observation)
         estimator = self._all.setdefault(key, Estimator(observation.pattern))
         void = estimator.learn(observation, doubted=doubted)
         if void:
@@ -46,8 +55,7 @@ class Estimators:
 
     def take_times(self, observation: StepObservation) -> bool:
         """Use the times of an observation that was learned without them; whether it was learned."""
-        key = observation.size.layout, observation.pattern, observation.allocates
-        estimator = self._all.get(key)
+        estimator = self._all.get(_key_of(observation))
         if estimator is not None:
             estimator.take_times(observation)
         return estimator is not None
@@ -64,3 +72,7 @@ class Estimators:
     def observations(self) -> list[StepObservation]:
         """The observations of all estimators."""
         return [observation for estimator in self for observation in estimator.observations]
+
+
+def _key_of(observation: StepObservation) -> tuple[Layout, Pattern, bool]:
+    return observation.size.layout, observation.pattern, observation.allocates

@@ -1,7 +1,8 @@
-"""Cache plans by the conditions that they were made for."""
+"""Cache plans by the conditions, and by the available bytes, that they are good for."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ class CachedPlan:
     """Whether its profile is predicted for its size, rather than the bound by a larger size."""
     state: State = State.TRUSTED
     """The state of the prediction that the plan was made from."""
+    serves: range = range(sys.maxsize)
+    """The available bytes for which it is the plan to use."""
 
     @property
     def trusted(self) -> bool:
@@ -40,6 +43,7 @@ class CachedPlan:
         *,
         exact: bool = True,
         state: State = State.TRUSTED,
+        serves: range = range(sys.maxsize),
     ) -> CachedPlan:
         """The cached form of a plan for steps with this pattern.
 
@@ -51,37 +55,55 @@ class CachedPlan:
             near = {run for run, cost, start in starts if start + cost.recompute_peak > near_bytes}
             guarded = frozenset(near)
         choices = dict(zip(pattern, plan.choices, strict=True))
-        return cls(plan, choices, profile, guarded, exact, state)
+        return cls(plan, choices, profile, guarded, exact, state, serves)
 
 
 class PlanCache:
-    """Plans by key; the least recently used one is dropped first."""
+    """Plans by conditions and available bytes; the least recently used one is dropped first."""
 
     def __init__(self, capacity: int = 512) -> None:
-        self._plans: dict[Hashable, CachedPlan] = {}
-        """The one used last comes last."""
+        self._plans: dict[Hashable, list[CachedPlan]] = {}
+        """By conditions; those used last come last, and of each the newest plan comes first."""
         self._capacity = capacity
         self.hits = 0
         self.misses = 0
 
     def __len__(self) -> int:
-        return len(self._plans)
+        return sum(map(len, self._plans.values()))
 
-    def get(self, key: Hashable) -> CachedPlan | None:
-        """The plan for a key; None if there is none."""
-        plan = self._plans.pop(key, None)
-        if plan is not None:
-            self.hits += 1
-            self._plans[key] = plan
-        return plan
+    def get(self, conditions: Hashable, available_bytes: int = 0) -> CachedPlan | None:
+        """A plan for these conditions that serves these bytes; None if there is none."""
+        plans = self._plans.get(conditions, ())
+        for plan in plans:
+            if available_bytes in plan.serves:
+                self.hits += 1
+                self._plans[conditions] = self._plans.pop(conditions)
+                return plan
+        return None
 
-    def put(self, key: Hashable, cached: CachedPlan) -> None:
-        """Store a new plan."""
+    def put(self, conditions: Hashable, cached: CachedPlan) -> None:
+        """Store a new plan. It replaces those that serve no other bytes than it does."""
         self.misses += 1
-        self._plans[key] = cached
-        if len(self._plans) > self._capacity:
-            del self._plans[next(iter(self._plans))]
+        others = self._plans.pop(conditions, [])
+        kept = [other for other in others if not _within(other.serves, cached.serves)]
+        self._plans[conditions] = [cached, *kept]
+        if len(self) > self._capacity:
+            oldest = self._plans[next(iter(self._plans))]
+            oldest.pop()
+            if not oldest:
+                del self._plans[next(iter(self._plans))]
+
+    def drop_untrusted(self) -> None:
+        """Drop the plans that were made from predictions that are not trusted."""
+        for conditions, plans in list(self._plans.items()):
+            plans[:] = [plan for plan in plans if plan.trusted]
+            if not plans:
+                del self._plans[conditions]
 
     def clear(self) -> None:
         """Drop all plans; the counts of hits and misses stay."""
         self._plans.clear()
+
+
+def _within(one: range, other: range) -> bool:
+    return other.start <= one.start and one.stop <= other.stop

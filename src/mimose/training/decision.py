@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mimose.costs import InputSize, Option, Run
 from mimose.estimation import State
@@ -14,15 +14,18 @@ AS_PLANNED, STRICTER, EVERYTHING = range(3)
 
 
 class PlanKey(NamedTuple):
-    """Everything that a plan depends on: the key of the plan cache."""
+    """Everything that a plan depends on."""
 
-    size: InputSize
     available_bytes: int
+    size: InputSize
     missing: tuple[bool, ...]
     """For a sample of parameters, whether the gradient does not exist at the step's start."""
     previous_bytes: int
     """Bytes of the previous step's outputs that are freed by the backward."""
     retained: bool
+    """Whether backwards retain their graphs."""
+    skips: bool
+    """Whether steps skip some of their runs."""
     later_bytes: int
     version: int
     """The version of the cost model."""
@@ -35,6 +38,11 @@ class PlanKey(NamedTuple):
     """`HostUse.version`: changes with the link's speed and the usable host memory."""
     done: tuple[Option, ...] = ()
     """The choices of runs that had already run when the plan was made."""
+
+    @property
+    def conditions(self) -> tuple[Any, ...]:
+        """All but the available bytes: the key of the plan cache."""
+        return self[1:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ yet, what other steps take meanwhile, the link to the host. The planner then cho
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from mimose.costs import Option, Profile
@@ -17,6 +18,8 @@ from mimose.training.setting import Setting
 
 _GUARDED = 0.12
 """The share of the budget below the limit in which a kept run is guarded."""
+_LESS = 64
+"""A plan is also used where less is available, by at most this fraction."""
 
 
 class PlanMaker:
@@ -106,15 +109,17 @@ class PlanMaker:
         self, setting: Setting, plan: Plan, profile: Profile, key: PlanKey, prediction: Prediction
     ) -> CachedPlan:
         guarded_bytes = int(_GUARDED * setting.budget_bytes) - setting.reserve.bytes
+        near_bytes = key.available_bytes - guarded_bytes
         cached = CachedPlan.of(
             plan,
             prediction.pattern,
             profile,
-            key.available_bytes - guarded_bytes,
+            near_bytes,
             exact=prediction.bound_of in (None, key.size),
             state=prediction.state,
+            serves=_served(plan, key, prediction, near_bytes),
         )
-        self._cache.put(key, cached)
+        self._cache.put(key.conditions, cached)
         return cached
 
 
@@ -148,6 +153,21 @@ def _may_use_host(host: HostUse, key: PlanKey, profile: Profile) -> bool:
     if host.memory is None and KeepAll().plan(profile, key.available_bytes).fits:
         return False
     return host.serves(profile, key.available_bytes)
+
+
+def _served(plan: Plan, key: PlanKey, prediction: Prediction, near_bytes: int) -> range:
+    """The available bytes for which this plan is the one to use.
+
+    Where a plan fits that was made for more, no other takes less time. It is used for little less
+    than it was made for, since which runs are guarded depends on what is available.
+    """
+    most = key.available_bytes
+    least = most - most // _LESS
+    if plan.fits:
+        least = max(least, int(plan.peak_bytes * (1 + prediction.uncertainty)) + 1)
+    if plan.keeps_all and plan.peak_bytes <= near_bytes:
+        return range(min(least, most), sys.maxsize)
+    return range(min(least, most), most + 1)
 
 
 def _room(key: PlanKey, prediction: Prediction) -> int:

@@ -100,7 +100,7 @@ class Scheduler:
         key = self._key(
             setting, size, reading, missing, previous_bytes, beside_bytes, may_evict=may_evict
         )
-        cached, new = self.cache.get(key), False
+        cached, new = self.cache.get(key.conditions, key.available_bytes), False
         if cached is None:
             cached, new = self._plans.new(setting, cost_model, key), True
             if cached is None:
@@ -142,11 +142,12 @@ class Scheduler:
         available, least = self._available(setting, size, reading, previous_bytes)
         cost_model = self.cost_model
         return PlanKey(
-            size,
             available,
+            size,
             missing,
             least + setting.gradients.bytes_cleared_late(missing),
             bool(cost_model.retained),
+            bool(cost_model.skips),
             cost_model.later_backward_bytes,
             cost_model.version,
             self.strictness,
@@ -182,7 +183,7 @@ class Scheduler:
         if decision.key is None or self.strictness != AS_PLANNED:
             return None
         key = decision.key._replace(size=size, done=tuple(map(_on_device, done)))
-        cached = self.cache.get(key)
+        cached = self.cache.get(key.conditions, key.available_bytes)
         if cached is not None:
             return cached
         return self._plans.rest(setting, self.cost_model, key, decision.cached.plan)
@@ -241,6 +242,7 @@ class Scheduler:
 
     def learn(self, observation: StepObservation) -> bool:
         """Learn from an observation. Returns whether it voided all older ones."""
+        self.cache.drop_untrusted()
         return self.cost_model.learn(observation)
 
     # Files
