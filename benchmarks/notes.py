@@ -190,7 +190,8 @@ def _host(result: Result) -> tuple[str, str]:
         if trained:
             parts.append(
                 f"With {floor['layers']} layers mimose trains from the first step on in "
-                f"{min(trained):.2f} of the memory that recomputing everything needs."
+                f"{min(trained):.2f} of the memory that recomputing everything needs (commit "
+                f"{floor['commit'][:7]})."
             )
     mixed = loaded("h200-host_mixed")
     if mixed is not None:
@@ -205,7 +206,8 @@ def _host(result: Result) -> tuple[str, str]:
         parts.append(
             f"On rows of mixed lengths a whole run of {len(mixed['mixed']['lengths'])} steps took "
             f"{ratio:.2f} of the time of keeping and recomputing alone, with "
-            f"{ours['planning_seconds']:.2f} s for deciding and pinning."
+            f"{ours['planning_seconds']:.2f} s for deciding and pinning (commit "
+            f"{mixed['commit'][:7]})."
         )
     return "Activations in host memory", " ".join(parts)
 
