@@ -17,9 +17,9 @@ from mimose.planning.planners.strictest import strictest
 
 _QUEUES = (1, 2, 3, 1 << 30)
 """The greatest lengths of the queue of copies in the sequences of runs that are tried first."""
-_LEAST_SCANS, _SCANS = 9, 420
-"""The number of scans of a search: `_SCANS` divided by the number of runs, but `_LEAST_SCANS` at
-least. They take about 8 ms for 32 different runs, 40 ms for 96."""
+_LEAST_SCANS, _SCANS = 9, 2400
+"""The number of scans of a search: `_SCANS` divided by the number of runs to the power of 1.5, but
+`_LEAST_SCANS` at least. They take up to 10 ms for 32 different runs, 30 ms for 96."""
 _LONG_STEP = 1_000_000_000
 """Nanoseconds of forwards and backwards for which a search may use its full effort. For a shorter
 step the effort is proportionally smaller, so that planning adds little to the step."""
@@ -79,7 +79,8 @@ class _Search:
         self.candidates = Candidates(profile, available)
         self._menus = menus_of(profile)
         self._effort = min(1.0, self.candidates.step_nanoseconds / _LONG_STEP)
-        self._scans_left = max(_LEAST_SCANS, int(self._effort * _SCANS) // len(profile.runs))
+        scans = self._effort * _SCANS / max(1, len(profile.runs)) ** 1.5
+        self._scans_left = max(_LEAST_SCANS, int(scans))
         self._forward_ends = list(accumulate(run.nanoseconds for run in profile.runs))
 
     # Activations on the host
@@ -144,10 +145,9 @@ class _Search:
     def rearrange(self) -> None:
         """Change which runs are saved on the host, as long as that is better."""
         most = int(self._effort * _ARRANGEMENTS) // len(self._menus) ** 2
-        for solve in (self._solve, self._solve_with_inputs):
-            while any(map(solve, islice(self._arrangements(), most))):
-                if self.candidates.good_enough:
-                    return
+        while any(map(self._solve_with_inputs, islice(self._arrangements(), most))):
+            if self.candidates.good_enough:
+                return
 
     def _arrangements(self) -> Iterator[Sequence[int]]:
         """Sets of runs that are similar to the best set, the most similar first."""
@@ -258,16 +258,25 @@ class _Search:
         return None
 
     def _tightened(self, menus: list[Menu]) -> Choices | None:
-        """Choices from these menus that fit, found by scanning with fewer bytes until they do."""
+        """Choices from these menus that are better than the best so far.
+
+        If they do not fit, the next scan has fewer bytes. If they fit, but the device waits too
+        long for copies, the last of these inputs stays on the device.
+        """
         available = self._available
         for _ in range(_TIGHTENINGS):
             found = self._scan(menus, available, self._worth_it)
             if found is None or self.candidates.offer(found):
                 return found
             excess = self.candidates.moments(found).peak - self._available
-            if excess <= 0:  # they fit, but the device waits too long
-                return found
-            available -= excess // 2 + 1
+            if excess > 0:
+                available -= excess // 2 + 1
+                continue
+            moving = [k for k, option in enumerate(found) if option is Option.RECOMPUTE_FROM_HOST]
+            if not moving:
+                return None
+            last = menus[moving[-1]]
+            menus[moving[-1]] = [c for c in last if c.option is not Option.RECOMPUTE_FROM_HOST]
         return None
 
     @property
