@@ -17,8 +17,8 @@ from mimose.planning.planners.strictest import strictest
 
 _QUEUES = (1, 2, 3, 1 << 30)
 """The greatest lengths of the queue of copies in the sequences of runs that are tried first."""
-_LEAST_SCANS, _SCANS = 9, 2400
-"""The number of scans of a search: `_SCANS` divided by the number of runs to the power of 1.5, but
+_LEAST_SCANS, _SCANS = 9, 12_000
+"""The number of scans of a search: `_SCANS` divided by the square of the number of runs, but
 `_LEAST_SCANS` at least. They take up to 10 ms for 32 different runs, 30 ms for 96."""
 _LONG_STEP = 1_000_000_000
 """Nanoseconds of forwards and backwards for which a search may use its full effort. For a shorter
@@ -79,7 +79,7 @@ class _Search:
         self.candidates = Candidates(profile, available)
         self._menus = menus_of(profile)
         self._effort = min(1.0, self.candidates.step_nanoseconds / _LONG_STEP)
-        scans = self._effort * _SCANS / max(1, len(profile.runs)) ** 1.5
+        scans = self._effort * _SCANS / max(1, len(profile.runs)) ** 2
         self._scans_left = max(_LEAST_SCANS, int(scans))
         self._forward_ends = list(accumulate(run.nanoseconds for run in profile.runs))
 
