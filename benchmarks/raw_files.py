@@ -30,6 +30,7 @@ MEASURED = {
     "estimators_on_surveys": ("costs", "estimation"),
     "operator_memory": ("comparison", "bench"),
     "same_graph": ("costs", "planning", "comparison"),
+    "solvers": ("costs", "planning", "comparison"),
     "bench": (*TRAINING, "bench"),
 }
 """By benchmark, where that is not just the code that trains."""

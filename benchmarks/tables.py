@@ -58,6 +58,7 @@ WRITERS: dict[str, Writer] = {
     "same_graph": field.same_graph,
     "sft_8b": training.sft_8b,
     "sft_8b_fixed": training.sft_8b_fixed,
+    "solvers": field.solvers,
     "step_cost": costs.step_cost,
     "trainer_sft": costs.trainer_sft,
     "transfers_quality": host.transfers_quality,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from field_page import about as about_same_graph
@@ -75,6 +75,39 @@ def _end(run: dict[str, Any]) -> str:
 def _calls_per_second(calls: int, pairs: list[dict[str, Any]]) -> str:
     half = [pair["mimose"] for pair in pairs if pair["simrd"]["share"] == 0.5]
     return f"{calls / half[0]['seconds']:,.0f}" if half and half[0]["failure"] is None else ""
+
+
+def solvers(result: dict[str, Any]) -> Iterator[str]:
+    yield "## Planners of other papers: time, and distance from the best\n"
+    yield (
+        f"{where(result)}. Chains of blocks, all equal or all different, at 20, 50 and 80 % of the "
+        "way from everything recomputed to everything kept. Extra: the plan's recomputes, in "
+        "percent of the step. Gap: by how much, at most, the plan is slower than the best of its "
+        "form, in percent of the step; 0 is proven to be the best. Checkmate stops after "
+        f"{result['seconds_limit']:g} s. At each budget in turn, or the most of the three.\n"
+    )
+    rows = []
+    kinds = dict.fromkeys((row["blocks"], row["kind"]) for row in result["rows"])
+    for blocks, kind in kinds:
+        found = [row for row in result["rows"] if (row["blocks"], row["kind"]) == (blocks, kind)]
+        gaps = [row["checkmate_gap"] for row in found]
+        rows.append(
+            [
+                f"{blocks} {kind}",
+                f"{max(row['rotor_seconds'] for row in found):.2f}",
+                _percentages(row["rotor_extra"] for row in found),
+                f"{max(row['checkmate_seconds'] for row in found):.1f}",
+                _percentages(row["checkmate_extra"] for row in found),
+                "unknown" if None in gaps else f"{100 * max(gaps):.2f}",
+                str(sum(row["timed_out"] for row in found)),
+            ]
+        )
+    header = ["blocks", "rotor, s", "rotor's extra, %", "checkmate, s", "checkmate's extra, %"]
+    yield table([*header, "gap, %", "out of time"], rows) + "\n"
+
+
+def _percentages(shares: Iterable[float]) -> str:
+    return ", ".join(f"{100 * share:.2f}" for share in shares)
 
 
 def same_graph(result: dict[str, Any]) -> Iterator[str]:
