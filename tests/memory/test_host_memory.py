@@ -288,6 +288,15 @@ def test_files_that_the_system_caches_count_as_free_memory(name: str, tmp_path: 
     assert list(group_and_parents(tmp_path, "/box", "most", "used")) == [(1000, 300)]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA would pin it")
+def test_without_cuda_nothing_is_pinned() -> None:
+    arena = HostArena(1 << 30, torch.device("cuda"))
+    with pytest.raises(PinningError, match="memory cannot be pinned"):
+        arena.reserve(1 << 20)
+    assert arena.take(1 << 20) is None
+    assert arena.held_bytes == 0
+
+
 def test_more_than_the_free_memory_is_not_pinned() -> None:
     """The system would end the process, and not refuse."""
     arena = HostArena(1 << 60, torch.device("cuda"))

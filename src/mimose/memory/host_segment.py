@@ -153,7 +153,10 @@ def _pinned(nbytes: int, device: torch.device) -> torch.Tensor:
 
 def pin(memory: torch.Tensor, device: torch.device) -> None:
     """Pin a tensor's pages; raises a PinningError if CUDA refuses."""
-    error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    try:
+        error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    except (AssertionError, AttributeError, RuntimeError) as problem:  # there is no such call
+        raise PinningError(f"memory cannot be pinned: {problem}") from None
     if not error:
         return
     with suppress(RuntimeError):  # CUDA remembers the error, and the next launch would report it
