@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from mimose.memory import (
     HostMemory,
     LinkSpeed,
     PinningError,
+    host_arena,
     host_limit,
     meter_for,
 )
@@ -35,6 +38,7 @@ from mimose.memory.host_limit import (
     parse_host_memory,
     physical_bytes,
 )
+from mimose.memory.host_segment import _WIPE_ON_FORK, HostSegment, ShortageError, _mapped
 
 CPU = torch.device("cpu")
 
@@ -299,9 +303,53 @@ def test_without_cuda_nothing_is_pinned() -> None:
 
 def test_more_than_the_free_memory_is_not_pinned() -> None:
     """The system would end the process, and not refuse."""
-    arena = HostArena(1 << 60, torch.device("cuda"))
     with pytest.raises(PinningError, match=r"only .*iB of host memory are free"):
-        arena.reserve(1 << 50)
+        HostSegment(1 << 50, torch.device("cuda"))
+    arena = HostArena(1 << 60, torch.device("cuda"))
+    assert not arena.reserve(1 << 50)
+    assert arena.take(1 << 50) is None
+
+
+def test_after_a_shortage_the_arena_asks_again_but_not_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arena, asked = HostArena(1 << 30, CPU), list[int]()
+
+    def short(nbytes: int, device: torch.device) -> NoReturn:
+        asked.append(nbytes)
+        raise ShortageError("only 1 MiB of host memory are free")
+
+    def ask() -> None:
+        arena.prepare(100 << 20)
+        wait_until(lambda: arena._growth is None or not arena._growth.is_alive())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host_arena, "HostSegment", short)
+        for _ in range(5):
+            ask()
+    assert len(asked) == 1
+    arena._short_until = 0.0
+    ask()
+    assert arena.held_bytes >= 100 << 20
+
+
+def test_an_arena_may_be_closed_by_the_thread_that_grows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The garbage collector runs in any thread, and may find a dead model there."""
+    arena, made = HostArena(1 << 30, CPU), list[int]()
+
+    def closing(nbytes: int, device: torch.device) -> HostSegment:
+        arena.close()
+        made.append(nbytes)
+        return HostSegment(nbytes, device)
+
+    monkeypatch.setattr(host_arena, "HostSegment", closing)
+    arena.prepare(500 << 20)
+    wait_until(lambda: bool(made))
+    wait_until(lambda: not any(t.name == "mimose-pinning" for t in threading.enumerate()))
+    assert len(made) == 1
+    assert arena.held_bytes == arena.limit_bytes == 0
 
 
 def is_mapped(address: int) -> bool:
@@ -312,18 +360,38 @@ def is_mapped(address: int) -> bool:
     return any(int(begin, 16) <= address < int(end, 16) for begin, end in ranges)
 
 
-@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTFORK"), reason="only Linux keeps it from forks")
-def test_a_child_process_does_not_share_host_memory() -> None:
-    """Writes to shared pages would go to copies that the device does not know."""
-    arena = HostArena(1 << 20, CPU)
-    place = arena.take(1 << 20)
-    assert place is not None
-    address = place.pieces[0].address
-    assert is_mapped(address)
+def in_child(what: Callable[[], bool]) -> bool:
+    """What a forked child says."""
     child = os.fork()
     if not child:
-        os._exit(is_mapped(address))
-    assert os.waitpid(child, 0)[1] == 0
+        os._exit(0 if what() else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux wipes pages on a fork")
+def test_a_child_process_gets_empty_pages_instead_of_pinned_ones() -> None:
+    """If both processes had the same, the next write could go to a copy that the device does not
+    know. They stay mapped: else the child would map other memory there, and unmap that later."""
+    memory = _mapped(1 << 20, _WIPE_ON_FORK)
+    memory.fill_(7)
+    address = memory.data_ptr()
+    assert in_child(lambda: is_mapped(address) and ctypes.string_at(address, 3) == bytes(3))
+    assert ctypes.string_at(address, 3) == bytes([7] * 3)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_child_process_may_go_on_with_copies_on_a_cpu() -> None:
+    host = HostMemory(CPU, 1 << 20)
+    copied = host.copy(torch.arange(100.0).untyped_storage())
+    assert copied is not None
+    copied.release()
+
+    def is_there() -> bool:
+        return bool((torch.empty(0).set_(copied.storage(), 0, (100,), (1,)) == first).all())
+
+    first = torch.arange(100.0)
+    assert in_child(is_there)
+    assert is_there()
 
 
 def test_the_speed_of_the_link_follows_copies_that_differ_by_more_than_a_tenth() -> None:

@@ -8,15 +8,23 @@ of bytes, never exceeds its limit, and returns everything to the system on `clos
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from mimose.memory.host_segment import HostPiece, HostSegment, PinningError, aligned
+from mimose.memory.host_segment import (
+    HostPiece,
+    HostSegment,
+    PinningError,
+    ShortageError,
+    aligned,
+)
 
 _SEGMENT = 128 << 20
 """The bytes that are pinned at once in the background. CUDA launched nothing for 3 ms of that on an
 H200's host, which the work queued on the device covers."""
+_SHORTAGE_SECONDS = 10.0
 
 
 class HostRange:
@@ -55,6 +63,8 @@ class HostArena:
         """Whether growing takes so long that training should not wait for it."""
         self._segments: list[HostSegment] = []
         self._growth: _Growth | None = None
+        self._short_until = 0.0
+        """Until when not to ask for more, because too little was free."""
 
     @property
     def held_bytes(self) -> int:
@@ -68,21 +78,25 @@ class HostArena:
     def prepare(self, nbytes: int) -> None:
         """Grow to this many bytes in the background, if the limit allows it.
 
-        Raises a PinningError if the system refused memory the last time.
+        Raises a PinningError if the system refused memory the last time. If too little was free,
+        that is tried again after a while.
         """
         growth = self._growth
         if growth is not None:
             if growth.is_alive():
                 return
             self._growth = None
-            growth.raise_problem()
-        if self.held_bytes < nbytes <= self.limit_bytes:
+            if growth.found_shortage:
+                self._short_until = time.monotonic() + _SHORTAGE_SECONDS
+            else:
+                growth.raise_problem()
+        if self.held_bytes < nbytes <= self.limit_bytes and time.monotonic() >= self._short_until:
             sizes = _segment_sizes(self._missing(nbytes))
             self._growth = _Growth(self._segments, list(sizes), self._device)
             self._growth.start()
 
     def reserve(self, nbytes: int) -> bool:
-        """Grow to this many bytes now. Returns False if that exceeds the limit.
+        """Grow to this many bytes now. Returns False if that exceeds the limit or what is free.
 
         Raises a PinningError if the system refuses.
         """
@@ -90,7 +104,10 @@ class HostArena:
             return False
         self._finish_growing()
         if nbytes > self.held_bytes:
-            self._segments.append(HostSegment(self._missing(nbytes), self._device))
+            try:
+                self._segments.append(HostSegment(self._missing(nbytes), self._device))
+            except ShortageError:
+                return False
         return True
 
     def _missing(self, nbytes: int) -> int:
@@ -99,7 +116,8 @@ class HostArena:
 
     def _finish_growing(self) -> None:
         growth, self._growth = self._growth, None
-        if growth is not None:
+        # The garbage collector may close the arena of a dead model in any thread.
+        if growth is not None and growth is not threading.current_thread():
             growth.join()
 
     def take(self, nbytes: int) -> HostRange | None:
@@ -168,10 +186,17 @@ class _Growth(threading.Thread):
             if self._stopped:
                 return
             try:
-                self._segments.append(HostSegment(size, self._device))
+                segment = HostSegment(size, self._device)
             except PinningError as problem:
                 self._problem = problem
                 return
+            if not self._stopped:
+                self._segments.append(segment)
+
+    @property
+    def found_shortage(self) -> bool:
+        """Whether it ended because too little memory was free."""
+        return isinstance(self._problem, ShortageError)
 
     def stop(self) -> None:
         """Add no segment after the one that is being pinned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 import threading
 import weakref
 from bisect import insort
@@ -18,13 +19,19 @@ from mimose.units import text_of
 ALIGNMENT = 512
 """Parts start and end at multiples of this many bytes."""
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-_ADVICE = ("MADV_HUGEPAGE", "MADV_DONTFORK")
-"""Huge pages are pinned faster. A child process that shared pinned pages could have the next write
-go to a copy, which the device does not know."""
+_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
+"""Huge pages are pinned faster."""
+_WIPE_ON_FORK = 18 if sys.platform == "linux" else None
+"""A child process gets empty pages. If it shared pinned ones, the next write could go to a copy,
+which the device does not know."""
 
 
 class PinningError(Exception):
     """The system did not provide host memory."""
+
+
+class ShortageError(PinningError):
+    """So much host memory is not free at the moment."""
 
 
 class HostPiece(NamedTuple):
@@ -123,16 +130,16 @@ def _merged(free: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _mapped(nbytes: int) -> torch.Tensor:
+def _mapped(nbytes: int, *advice: int | None) -> torch.Tensor:
     """Memory that PyTorch has not allocated, so that the CPU's meter does not count it."""
     try:
         memory = mmap.mmap(-1, nbytes, **_PRIVATE)
     except (OSError, ValueError) as error:
         raise PinningError(f"the system has no {nbytes} bytes: {error}") from None
-    for advice in _ADVICE:
-        if hasattr(mmap, advice):
+    for piece in advice:
+        if piece is not None:
             with suppress(OSError):  # a kernel without it
-                memory.madvise(getattr(mmap, advice))
+                memory.madvise(piece)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
@@ -144,8 +151,8 @@ def _pinned(nbytes: int, device: torch.device) -> torch.Tensor:
     """
     free = free_host_bytes()
     if free < nbytes:
-        raise PinningError(f"only {text_of(max(0, free))} of host memory are free")
-    memory = _mapped(nbytes)
+        raise ShortageError(f"only {text_of(max(0, free))} of host memory are free")
+    memory = _mapped(nbytes, _HUGE_PAGES, _WIPE_ON_FORK)
     memory[:: mmap.PAGESIZE].zero_()
     pin(memory, device)
     return memory
