@@ -672,8 +672,39 @@ def test_an_observation_as_predicted_leaves_the_version_as_it_is() -> None:
     cost_model.learn(seen(8, 150))
     cost_model.take_times(seen(8, 150, seconds=(1.0, 2.0, 4.0)))
     assert cost_model.version == version
+
+
+def test_more_gradients_than_were_known_change_the_version() -> None:
+    """Whether an observation has them, or a step that is never learned from."""
+    cost_model = ready_knowledge()
+    versions = [cost_model.version]
     cost_model.learn(seen(8, 160, allocated=(10**9,) * len(PATTERN)))
-    assert cost_model.version > version  # its gradients were not as predicted
+    versions.append(cost_model.version)
+    cost_model.note_gradients(PATTERN, (2 * 10**9,) * len(PATTERN), None)
+    versions.append(cost_model.version)
+    assert versions == sorted(set(versions))
+    cost_model.note_gradients(PATTERN, (10**9,) * len(PATTERN), None)
+    assert cost_model.version == versions[-1]
+
+
+def test_after_a_doubtful_peak_even_an_observation_as_predicted_changes_the_version() -> None:
+    """Peaks with gradients may be far off where those without are right."""
+    cost_model = ready_knowledge()
+    version = cost_model.version
+    cost_model.peaked(size(8, 150), 1_000_000, 1_100_000)
+    cost_model.learn(seen(8, 150))
+    assert cost_model.version > version
+
+
+def test_an_observation_without_times_gets_those_that_are_predicted() -> None:
+    cost_model = ready_knowledge()
+    untimed = seen(8, 150, seconds=(0.0,) * len(PATTERN))
+    prediction = cost_model.predict(size(8, 150))
+    assert prediction is not None
+    expected = [run.nanoseconds for run in prediction.profile.runs]
+    assert [run.nanoseconds for run in cost_model.with_predicted_times(untimed).runs] == expected
+    other = seen(8, 150, layout=(("ids", 2),), seconds=(0.0,) * len(PATTERN))
+    assert cost_model.with_predicted_times(other) is other
 
 
 def test_runs_that_stop_having_a_backward_are_planned_anew() -> None:

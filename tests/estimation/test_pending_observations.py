@@ -98,6 +98,18 @@ def test_late_times_count_in_predictions_of_sizes_never_seen() -> None:
     run.handle.detach()
 
 
+def test_until_times_come_those_that_are_predicted_count() -> None:
+    run = Observing()
+    run.train(*texts([40, 60, 80, 100]))
+    run.times_come()
+    run.clock.late = True
+    run.train(*texts([70]))
+    assert all(1.0 <= seconds <= 4.0 for seconds in run.seconds[-1])
+    run.times_come()
+    assert run.seconds[-1] == {5.0}
+    run.handle.detach()
+
+
 def test_late_times_do_not_clear_a_later_surprise() -> None:
     run = Observing()
     run.train(*texts([40, 50]))

@@ -104,8 +104,8 @@ class StepObservation:
             gradients_allocated=(allocated,) * len(runs),
         )
 
-    def timed_as(self, other: StepObservation) -> StepObservation:
-        """A copy with the times of another observation of the same runs."""
+    def timed_as(self, other: StepObservation | Profile) -> StepObservation:
+        """A copy with the times of another observation, or a profile, of the same runs."""
         runs = [
             run._replace(
                 nanoseconds=timed.nanoseconds, backward_nanoseconds=timed.backward_nanoseconds

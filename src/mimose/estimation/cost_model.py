@@ -136,30 +136,34 @@ class CostModel:
         if self.any_order:
             observation = observation.in_any_order()
         self._note_passes(observation.size)
-        agrees = self._estimators.agree(observation)
+        # Where a peak was not as predicted, peaks without gradients do not tell the whole story.
+        agrees = not self.reliability.doubted and self._estimators.agree(observation)
         void = self._estimators.learn(observation, doubted=self.reliability.doubted)
         if void:
             self.reliability = Reliability()
         else:
             self.reliability.observed(observation.size)
-        more_gradients = self._note_gradients_of(observation)
-        if agrees and not void and not more_gradients:
+        self._note_gradients_of(observation)
+        if agrees:
             self._as_predicted.add(observation.size)
         else:
             self._as_predicted.discard(observation.size)
             self.version = next(_versions)
         return void
 
-    def _note_gradients_of(self, observation: StepObservation) -> bool:
-        """Returns whether a step may allocate more than was known."""
-        if not (any(observation.gradients_allocated) or observation.all_gradients_allocated):
-            return False
-        return self.note_gradients(
-            observation.pattern,
-            observation.gradients_allocated,
-            observation.all_gradients_allocated,
-            allocates=observation.allocates,
-        )
+    def _note_gradients_of(self, observation: StepObservation) -> None:
+        if any(observation.gradients_allocated) or observation.all_gradients_allocated:
+            self.note_gradients(
+                observation.pattern,
+                observation.gradients_allocated,
+                observation.all_gradients_allocated,
+                allocates=observation.allocates,
+            )
+
+    def with_predicted_times(self, observation: StepObservation) -> StepObservation:
+        """An observation whose times are not known yet, with those that are predicted for it."""
+        expected = self._estimators.expected(observation)
+        return observation if expected is None else observation.timed_as(expected)
 
     def take_times(self, observation: StepObservation) -> None:
         """Use the times of an observation that was learned without them."""
@@ -196,16 +200,16 @@ class CostModel:
         all_allocated: int | None,
         *,
         allocates: bool = True,
-    ) -> bool:
+    ) -> None:
         """A step allocated gradients: bytes before each run's backward, and in all.
 
-        If blocks run in any order, each backward may be the one that comes last. Returns whether a
-        step may allocate more than was known.
+        If blocks run in any order, each backward may be the one that comes last.
         """
         if self.any_order:
             pattern = tuple(sorted(pattern))
             allocated = (max((all_allocated or 0, *allocated)),) * len(pattern)
-        return self._gradients.note(pattern, allocated, all_allocated, allocates=allocates)
+        if self._gradients.note(pattern, allocated, all_allocated, allocates=allocates):
+            self.version = next(_versions)
 
     def note_without_backward(self, runs: frozenset[Run]) -> None:
         """These runs of a step had no backward. After some such steps, plans leave them out."""

@@ -222,6 +222,10 @@ class Estimator:
         profile, uncertainty = found
         return Prediction(self.pattern, profile, State.LEARNING, uncertainty)
 
+    def expect(self, size: InputSize) -> Prediction | None:
+        """The costs that an observation of this size is expected to have, however uncertain."""
+        return self.predict(size) or self.extrapolate(size)
+
     def covers(self, size: InputSize) -> bool:
         """Whether no dimension of a size exceeds the observed range."""
         return size in self._seen or (self._fit is not None and self._fit.beyond(size) == 0)
@@ -231,7 +235,7 @@ class Estimator:
         trusted = self._fit is not None and self._fit.trusted and not self.noisy
         if observation.provisional or not trusted:
             return False
-        prediction = self.predict(observation.size) or self.extrapolate(observation.size)
+        prediction = self.expect(observation.size)
         if prediction is None:
             return False
         runs = zip(prediction.profile.runs, observation.runs, strict=True)

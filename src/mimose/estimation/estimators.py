@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mimose.costs import Layout, Pattern, StepObservation
+from mimose.costs import Layout, Pattern, Profile, StepObservation
 from mimose.estimation.estimator import Estimator
 
 
@@ -36,6 +36,12 @@ class Estimators:
             and estimator is self._preferred.get(kind)
             and estimator.agrees(observation)
         )
+
+    def expected(self, observation: StepObservation) -> Profile | None:
+        """The costs that an observation is expected to have; None if nothing tells."""
+        estimator = self._all.get(_key_of(observation))
+        prediction = None if estimator is None else estimator.expect(observation.size)
+        return None if prediction is None else prediction.profile
 
     def learn(self, observation: StepObservation, *, doubted: bool) -> bool:
         """Learn from an observation. Returns whether it contradicted, and voided, all others."""

@@ -136,6 +136,8 @@ class Learner:
                 cost_model.note_without_backward(collector.without_backward)
             if observation is not None:
                 first = pending.step.tried_blocks
+                if not collector.timed:
+                    observation = cost_model.with_predicted_times(observation)
                 self._learn(replace(observation, provisional=first), setting)
                 pending.cost_model, pending.regime = cost_model, self._scheduler.regime
         for pending in self._pending.late():
