@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -198,3 +199,13 @@ def test_tensors_without_dimensions_have_no_size() -> None:
 def test_custom_input_size_with_other_arguments_raises_an_error() -> None:
     with pytest.raises(ArgumentError, match="cannot be called with the forward's arguments"):
         custom_input_size(lambda: 3, (torch.zeros(2),), {})
+
+
+@given(pairs)
+def test_sizes_compare_by_every_dimension(both: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    one, other = size(*both[0]), size(*both[1])
+    assert (one <= other) == all(a <= b for a, b in zip(*both, strict=True))
+    assert (other >= one) == (one <= other)
+    for compare in (operator.lt, operator.gt):
+        with pytest.raises(TypeError, match="compare them by <="):
+            compare(one, other)

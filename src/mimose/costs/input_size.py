@@ -37,8 +37,14 @@ class InputSize(NamedTuple):
         """Whether no dimension is larger than the other's, so that it needs no more memory."""
         return self.layout == other.layout and all(map(operator.le, self.dims, other.dims))
 
+    def __ge__(self, other: InputSize) -> bool:  # type: ignore[override]
+        return other <= self
+
     def __lt__(self, other: object) -> bool:
         raise TypeError("of two input sizes, neither may be the smaller one: compare them by <=")
+
+    def __gt__(self, other: object) -> bool:
+        return self < other
 
     def followed_by(self, other: InputSize) -> InputSize:
         """The size of a step with one more pass.
