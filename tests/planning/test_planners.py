@@ -23,6 +23,7 @@ from mimose.planning.plan import Plan
 from mimose.planning.planners import (
     Greedy,
     GreedyLiteral,
+    Guarded,
     KeepAll,
     Optimal,
     Planner,
@@ -437,6 +438,15 @@ def test_static_is_frozen_at_the_largest_size() -> None:
     assert str(static.plan(small, 200)) == "KKK"
     assert str(static.plan(large, 200)) == "rKK"
     assert str(static.plan(small, 200)) == "rKK"
+
+
+def test_static_and_its_guard_tell_when_earlier_plans_are_out_of_date() -> None:
+    static, versions = Guarded(Static()), []
+    small = replace(kept_bytes(10, 10, 10), size=SMALLER)
+    for profile in (small, kept_bytes(100, 100, 100), small):
+        static.plan(profile, 200)
+        versions.append(static.version)
+    assert versions[0] < versions[1] == versions[2]
 
 
 def test_cost_of_a_static_plan_is_that_of_the_smaller_size() -> None:

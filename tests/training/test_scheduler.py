@@ -17,7 +17,7 @@ from mimose.costs.timeline import Profile, peak
 from mimose.memory.meters import CpuMeter, Reading
 from mimose.memory.reserve import Reserve
 from mimose.planning.plan import Plan
-from mimose.planning.planners import Optimal, RecomputeAll
+from mimose.planning.planners import Optimal, RecomputeAll, Static
 from mimose.tensors.gradients import Gradients
 from mimose.training.allocator_history import AllocatorHistory
 from mimose.training.decision import EVERYTHING, STRICTER, Decision
@@ -124,6 +124,17 @@ def test_a_plan_from_the_cache_is_as_good_as_a_new_one(bare: Bare) -> None:
         assert decision.cached.plan.fits == best.fits
         assert decision.cached.plan.extra_seconds == best.extra_seconds
     assert scheduler.cache.hits > 3 * scheduler.cache.misses
+
+
+def test_plans_for_all_sizes_change_with_the_static_plan(bare: Bare) -> None:
+    scheduler = Scheduler(Static())
+    for length in (50, 80, 120, 160, 200, 240, 300):
+        scheduler.learn(seen(length))
+    bare.budget_bytes = int(0.8 * bare.budget_bytes)
+    small, large, again = (decided(scheduler, bare, length) for length in (100, 290, 100))
+    assert small.cached.plan.keeps_all
+    assert not large.cached.plan.keeps_all
+    assert again.cached.plan.choices == large.cached.plan.choices
 
 
 def test_a_plan_that_keeps_everything_serves_any_greater_room(bare: Bare) -> None:

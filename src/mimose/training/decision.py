@@ -36,6 +36,8 @@ class PlanKey(NamedTuple):
     """Whether kept activations can be evicted if memory runs short."""
     link: int = 0
     """`HostUse.version`: changes with the link's speed and the usable host memory."""
+    planner: int = 0
+    """`Planner.version`."""
     done: tuple[Option, ...] = ()
     """The choices of runs that had already run when the plan was made."""
 

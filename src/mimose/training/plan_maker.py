@@ -108,6 +108,7 @@ class PlanMaker:
     def _ready(
         self, setting: Setting, plan: Plan, profile: Profile, key: PlanKey, prediction: Prediction
     ) -> CachedPlan:
+        key = key._replace(planner=self._planner.version)  # this plan may have changed it
         guarded_bytes = int(_GUARDED * setting.budget_bytes) - setting.reserve.bytes
         near_bytes = key.available_bytes - guarded_bytes
         cached = CachedPlan.of(

@@ -154,6 +154,7 @@ class Scheduler:
             setting.bracket(beside_bytes)[1] if beside_bytes else 0,
             may_evict,
             setting.host.version,
+            self.planner.version,
         )
 
     def _available(

@@ -26,6 +26,10 @@ class Guarded(Planner):
         self.inner = inner
         self._warned = False
 
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        return getattr(self.inner, "version", 0)
+
     def plan(self, profile: Profile, available_bytes: int) -> Plan:
         try:
             plan = self.inner.plan(profile, available_bytes)

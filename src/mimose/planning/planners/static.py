@@ -30,5 +30,8 @@ class Static(Planner):
         is_largest = saved > self._largest_saved or profile.size == self._largest
         if is_largest or len(self._frozen) != len(profile.runs):
             self._largest, self._largest_saved = profile.size, saved
-            self._frozen = self._planner.plan(profile, available_bytes).choices
+            choices = self._planner.plan(profile, available_bytes).choices
+            if choices != self._frozen:
+                self._frozen = choices
+                self.version += 1
         return Plan.of(profile, self._frozen, available_bytes)
