@@ -37,9 +37,11 @@ def transfers_quality(result: dict[str, Any]) -> Iterator[str]:
 
 
 def host(result: dict[str, Any]) -> Iterator[str]:
+    small = "" if "NVIDIA" in result["machine"] else "but narrow, "
+    varied = "up to " if "mixed" in result or "flat" in result else ""
     yield (
-        f"## Activations in host memory: {result['layers']} layers like Llama 8B's, LoRA, "
-        f"rows of {'up to ' if 'mixed' in result else ''}{result['tokens']:,} tokens\n"
+        f"## Activations in host memory: {result['layers']} layers like Llama 8B's, {small}LoRA, "
+        f"rows of {varied}{result['tokens']:,} tokens\n"
     )
     yield f"{where(result)}. `enforce=True`.\n"
     if "shares" in result:
@@ -48,6 +50,29 @@ def host(result: dict[str, Any]) -> Iterator[str]:
         yield from _host_mixed(result["mixed"])
     if "floor" in result:
         yield from _host_floor(result["floor"])
+    if "flat" in result:
+        yield from _host_flat(result["flat"])
+
+
+def _host_flat(case: dict[str, Any]) -> Iterator[str]:
+    """What a long run holds, at every other look."""
+    yield (
+        f"What {case['steps']:,} steps on rows of random lengths hold between steps, each size "
+        f"planned for; {case['lost']} lost, {case['plans']:,} plans. The longest rows fit only "
+        "with bytes on the host.\n"
+    )
+    rows = [
+        [
+            f"{look['step']:,}",
+            f"{look['device_bytes']:,}",
+            f"{look['pinned_bytes'] / 2**20:.0f}",
+            f"{look['moved_bytes'] / 2**30:.2f}",
+            f"{look['python_objects']:,}",
+        ]
+        for look in case["looks"][::2]
+    ]
+    header = ["step", "in use, bytes", "host memory, MiB", "moved so far, GiB", "Python objects"]
+    yield table(header, rows) + "\n"
 
 
 def _host_shares(budgets: dict[str, Any]) -> Iterator[str]:
