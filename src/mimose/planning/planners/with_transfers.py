@@ -20,6 +20,8 @@ _QUEUES = (1, 2, 3, 1 << 30)
 _LEAST_SCANS, _SCANS = 9, 12_000
 """The number of scans of a search: `_SCANS` divided by the square of the number of runs, but
 `_LEAST_SCANS` at least. They take up to 10 ms for 32 different runs, 30 ms for 96."""
+_MANY_SCANS = 16
+"""From this number on, a search can try sets of which one alone takes several scans."""
 _LONG_STEP = 1_000_000_000
 """Nanoseconds of forwards and backwards for which a search may use its full effort. For a shorter
 step the effort is proportionally smaller, so that planning adds little to the step."""
@@ -81,6 +83,7 @@ class _Search:
         self._effort = min(1.0, self.candidates.step_nanoseconds / _LONG_STEP)
         scans = self._effort * _SCANS / max(1, len(profile.runs)) ** 2
         self._scans_left = max(_LEAST_SCANS, int(scans))
+        self._thorough = self._scans_left >= _MANY_SCANS
         self._forward_ends = list(accumulate(run.nanoseconds for run in profile.runs))
 
     # Activations on the host
@@ -145,9 +148,11 @@ class _Search:
     def rearrange(self) -> None:
         """Change which runs are saved on the host, as long as that is better."""
         most = int(self._effort * _ARRANGEMENTS) // len(self._menus) ** 2
-        while any(map(self._solve_with_inputs, islice(self._arrangements(), most))):
-            if self.candidates.good_enough:
-                return
+        first = () if self._thorough else (self._solve,)
+        for solve in (*first, self._solve_with_inputs):
+            while any(map(solve, islice(self._arrangements(), most))):
+                if self.candidates.good_enough:
+                    return
 
     def _arrangements(self) -> Iterator[Sequence[int]]:
         """Sets of runs that are similar to the best set, the most similar first."""
@@ -261,7 +266,7 @@ class _Search:
         """Choices from these menus that are better than the best so far.
 
         If they do not fit, the next scan has fewer bytes. If they fit, but the device waits too
-        long for copies, the last of these inputs stays on the device.
+        long for copies, the last of these inputs stays on the device in a thorough search.
         """
         available = self._available
         for _ in range(_TIGHTENINGS):
@@ -273,8 +278,8 @@ class _Search:
                 available -= excess // 2 + 1
                 continue
             moving = [k for k, option in enumerate(found) if option is Option.RECOMPUTE_FROM_HOST]
-            if not moving:
-                return None
+            if not (moving and self._thorough):
+                return found
             last = menus[moving[-1]]
             menus[moving[-1]] = [c for c in last if c.option is not Option.RECOMPUTE_FROM_HOST]
         return None
