@@ -37,7 +37,10 @@ class Forced(Scheduler):
             second = list(choices)[1]
             decision = decision.with_choices({**choices, second: Option.RECOMPUTE})
         seen = self.way.startswith("observed")
-        return replace(decision, evictable=self.way != "kept", observed=seen, measured=seen)
+        cached = replace(decision.cached, evictable=frozenset(choices))
+        return replace(
+            decision, cached=cached, evictable=self.way != "kept", observed=seen, measured=seen
+        )
 
 
 def evictable(name: str, model: nn.Module, loss: Loss, device: str, steps: int) -> dict[str, Any]:

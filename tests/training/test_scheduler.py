@@ -489,6 +489,44 @@ def test_where_memory_varies_and_just_suffices_kept_blocks_may_be_evicted(bare: 
     assert decision.evictable
 
 
+def test_kept_runs_may_be_evicted_that_a_plan_for_two_thirds_would_recompute(bare: Bare) -> None:
+    scheduler = knowing_that_it_varies()
+    expected = decided(scheduler, bare, 250).cached.plan.peak_bytes
+    counts = []
+    for share in (0.8, 1.0, 1.2, 1.4):
+        decision = decided(scheduler, bare, 250, in_use=bare.available(0) - int(share * expected))
+        assert decision.cached.plan.keeps_all
+        assert not decision.measured
+        cached = decision.cached
+        assert cached.profile is not None
+        evicted = [Option.of(decision.may_evict(run)) for run in cached.choices]
+        assert peak(cached.profile, evicted) <= 0.66 * decision.available_bytes
+        counts.append(sum(option.recomputes for option in evicted))
+    assert counts == sorted(counts, reverse=True)
+    assert RUNS > counts[0] > counts[-1] > 0
+
+
+def test_everything_kept_may_be_evicted_if_two_thirds_are_not_enough_for_any_plan(
+    bare: Bare,
+) -> None:
+    scheduler = knowing_that_it_varies()
+    profile = scheduler.cost_model.predict(size_of(250))
+    assert profile is not None
+    least = peak(profile.profile_as_run, [Option.RECOMPUTE] * RUNS)
+    decision = decided(scheduler, bare, 250, in_use=bare.available(0) - int(1.2 * least))
+    assert decision.cached.plan.keeps_all
+    assert all(map(decision.may_evict, decision.cached.choices))
+
+
+def test_everything_kept_may_be_evicted_in_a_measured_step(bare: Bare) -> None:
+    scheduler = knowing_that_it_varies()
+    decision = decided(scheduler, bare, 250)
+    while not decision.measured:
+        scheduler.step_over(step_of(scheduler, decision, 250), None, BUDGET)
+        decision = decided(scheduler, bare, 250)
+    assert all(map(decision.may_evict, decision.cached.choices))
+
+
 def test_where_memory_varies_and_is_ample_few_steps_are_measured(bare: Bare) -> None:
     scheduler, bare.budget_bytes = knowing_that_it_varies(), 100 * BUDGET
     measured = list[bool]()

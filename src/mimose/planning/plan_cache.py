@@ -28,6 +28,8 @@ class CachedPlan:
     """The state of the prediction that the plan was made from."""
     serves: range = range(sys.maxsize)
     """The available bytes for which it is the plan to use."""
+    evictable: frozenset[Run] = frozenset()
+    """Kept runs whose activations may be evicted in a step that is not measured."""
 
     @property
     def trusted(self) -> bool:
@@ -44,6 +46,7 @@ class CachedPlan:
         exact: bool = True,
         state: State = State.TRUSTED,
         serves: range = range(sys.maxsize),
+        evictable: frozenset[Run] = frozenset(),
     ) -> CachedPlan:
         """The cached form of a plan for steps with this pattern.
 
@@ -55,7 +58,7 @@ class CachedPlan:
             near = {run for run, cost, start in starts if start + cost.recompute_peak > near_bytes}
             guarded = frozenset(near)
         choices = dict(zip(pattern, plan.choices, strict=True))
-        return cls(plan, choices, profile, guarded, exact, state, serves)
+        return cls(plan, choices, profile, guarded, exact, state, serves, evictable)
 
 
 class PlanCache:

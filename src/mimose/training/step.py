@@ -88,7 +88,9 @@ class Step:
 
     def _follow(self) -> None:
         if self.evictor is not None:
-            self.evictor.follow(self.decision.cached.profile, self._choices)
+            may_evict = self.decision.may_evict
+            unseen = {r for r, o in self._choices.items() if o is Option.KEEP and not may_evict(r)}
+            self.evictor.follow(self.decision.cached.profile, self._choices, unseen)
 
     # How blocks run
 
@@ -122,6 +124,8 @@ class Step:
         number = -1 if evictor is None else evictor.run_begins(run)
         if collector is not None:
             number = collector.run_begins(run, args, kwargs, keep=option is Option.KEEP)
+        elif option is Option.KEEP and not self.decision.may_evict(run):
+            return Directive(option, guarded=True, after=after)
         return Directive(option, number, collector or evictor, evictor, guarded, after, mover)
 
     def _unknown(self, run: Run, after: _After | None) -> tuple[Option, _After | None]:
@@ -155,6 +159,8 @@ class Step:
         self.surprises.add(Surprise.OUT_OF_MEMORY)
         if self.collector is not None:
             self.collector.recomputed_instead()
+        if self.evictor is not None:
+            self.evictor.make_room()
         self.recompute_the_rest()
 
     def is_used(self, run: Run) -> None:
