@@ -126,6 +126,10 @@ class ArgumentCopies:
         """Whether a tensor in these objects was changed in place since."""
         return any(version_of(tensor) != version for tensor, version in self._tensors)
 
+    def stands_for(self, value: Any, copied: Any) -> bool:
+        """Whether `copied` is the copy of an object that `changed` looks at."""
+        return id(value) in self._copies and self._copies[id(value)] is copied
+
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function`, or raise if a tensor in these objects was changed in place."""
         for tensor, version in self._tensors:

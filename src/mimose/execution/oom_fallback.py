@@ -14,25 +14,32 @@ import torch
 
 from mimose.execution.buffers import BufferSlot, BufferSnapshot
 from mimose.execution.context import generator_states
+from mimose.execution.saved_arguments import copy_containers
+from mimose.execution.second_run import Arguments, arguments_again
 from mimose.tensors import argument_tensors, release_traceback
 
 
 class Guard:
     """Records the state before a block's forward, so that the forward can run again."""
 
-    __slots__ = ("_buffers", "_generators", "_handled", "_inputs")
+    __slots__ = ("_arguments", "_buffers", "_former", "_generators", "_handled", "_inputs")
 
     def __init__(self, changing: list[BufferSlot], args: Any, kwargs: Any) -> None:
         inputs = argument_tensors(args, kwargs)
+        self._arguments, self._former = (args, kwargs), copy_containers(args, kwargs)
         self._generators = generator_states(inputs)
         self._buffers = BufferSnapshot(changing) if changing else None
         self._inputs = [(tensor, tensor._version) for tensor in inputs if not tensor.is_inference()]
         self._handled = sys.exc_info()[1]
 
-    @property
-    def inputs_intact(self) -> bool:
-        """Whether no input was changed in place."""
-        return all(tensor._version == version for tensor, version in self._inputs)
+    def arguments_again(self, *, own_caches: bool) -> Arguments | None:
+        """The arguments with which the forward can run again.
+
+        None if it has changed a tensor or a container among them.
+        """
+        if any(tensor._version != version for tensor, version in self._inputs):
+            return None
+        return arguments_again(self._arguments, self._former, own_caches=own_caches)
 
     def rewind(self, error: BaseException) -> None:
         """Free what the failed forward held, and restore the state before it."""

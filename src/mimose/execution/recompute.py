@@ -32,6 +32,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from mimose.errors import RecomputeError
+from mimose.execution.arguments import ArgumentCopies
 from mimose.execution.autograd import Listener, hooks_are_active
 from mimose.execution.context import ExecutionContext, outside_vmap
 from mimose.execution.dry_run import DryRun, DryRunRecorder, outputs_match
@@ -39,6 +40,7 @@ from mimose.execution.frame_observer import FrameObserver
 from mimose.execution.on_host import ArgumentsOnHost, MovedStorage
 from mimose.execution.saved_arguments import ArgumentsSavedByGraph, SavedArguments
 from mimose.execution.saved_kinds import SavedKinds
+from mimose.execution.second_run import Arguments, nothing_stands_for
 from mimose.memory import HostMemory
 from mimose.tensors import (
     argument_tensors,
@@ -231,6 +233,19 @@ class Frame:
             if kept is not None:
                 kept.tensor, kept.index = None, index
         self.kept = []
+
+    def arguments_again(
+        self, now: Arguments, given: ArgumentCopies | None, *, own_caches: bool
+    ) -> Arguments | None:
+        """The arguments with which a forward that broke off can run again.
+
+        None if it has changed a tensor or a container among them. `given` has copies of objects.
+        """
+        saved = self.saved_arguments
+        if isinstance(saved, ArgumentsOnHost) or saved.changed:
+            return None
+        copied = nothing_stands_for if given is None else given.stands_for
+        return saved.again(now, copied, own_caches=own_caches)
 
     def move_arguments(
         self, movable: Sequence[torch.Tensor], host: HostMemory

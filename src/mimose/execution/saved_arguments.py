@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from mimose.execution.caches import copy_cache, is_cache, tensors_in_cache
+from mimose.execution.second_run import Arguments, StandsFor, arguments_again
 from mimose.tensors import argument_tensors, map_tensors, shape_of, tensors_in, version_of
 
 _PLAIN = frozenset(
@@ -43,6 +44,10 @@ class SavedArguments:
     def changed(self) -> bool:
         """Whether a tensor among the arguments was changed in place since they were saved."""
         return any(True for _ in self._changed())
+
+    def again(self, now: Arguments, copied: StandsFor, *, own_caches: bool) -> Arguments | None:
+        """The arguments with which a forward that broke off can run again (`arguments_again`)."""
+        return arguments_again(now, (self.args, self.kwargs), copied, own_caches=own_caches)
 
     def _changed(self) -> Iterator[tuple[torch.Tensor, int]]:
         tensors = (*argument_tensors(self.args, self.kwargs), *self._tensors_in_records())
@@ -117,6 +122,16 @@ class ArgumentsSavedByGraph:
             tensor is not None and version_of(tensor) != version
             for tensor, version in ((ref(), version) for ref, version in self._versions)
         )
+
+    def again(self, now: Arguments, copied: StandsFor, *, own_caches: bool) -> Arguments | None:
+        """The arguments with which a forward that broke off can run again (`arguments_again`)."""
+
+        def stands_for(value: Any, before: Any) -> bool:
+            if isinstance(before, _Index):
+                return self._versions[before][0]() is value
+            return copied(value, before)
+
+        return arguments_again(now, (self.args, self.kwargs), stands_for, own_caches=own_caches)
 
     def unpack(self) -> tuple[Any, Any]:
         """The arguments for one recompute, in containers of its own."""

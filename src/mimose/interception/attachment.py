@@ -103,14 +103,18 @@ class BlockInterceptor(TriedInterceptor):
             return directive.mover.run_saving_on_host(self._plain_call, args, kwargs)
         except RuntimeError as error:
             refused = refuses_hooks(error)
-            undone = guard.inputs_intact and self._may_run_twice(args, kwargs)
+            undone = None
+            if self._may_run_twice(args, kwargs):
+                undone = guard.arguments_again(own_caches=may_fail and self.copies_caches)
             if refused:
-                self._distrust_with_hooks(error, undone=undone)
+                undone = self._distrusted_with_hooks(error, undone)
             elif not (directive.guarded and may_fail and undone and is_out_of_memory(error)):
                 raise
             if directive.evictor is not None:
                 directive.evictor.make_room()
             guard.rewind(error)
+        assert undone is not None
+        args, kwargs = undone
         if refused:
             return self.plain(args, kwargs)
         self.memory_ran_out()
@@ -128,6 +132,10 @@ class BlockInterceptor(TriedInterceptor):
         alone = not self.collective_ranks and not self.module._forward_pre_hooks
         clean = bool(self.trusted) and not self.side_effects
         return alone and clean and are_plain(args, kwargs)
+
+    @property
+    def copies_caches(self) -> bool:
+        return self.caches is not None
 
     def memory_ran_out(self) -> None:
         self.director.ran_out(self.index)

@@ -59,24 +59,31 @@ class BeforeForward(NamedTuple):
     others: StateBeforeForward | None
     """What no earlier forward had changed."""
 
-    def put_back(self, args: Any, kwargs: Any) -> bool:
-        """Undo the forward. Returns False if it has changed something that cannot be restored."""
-        if self._arguments_changed():
-            return False
+    def put_back(self, args: Any, kwargs: Any, *, own_caches: bool) -> tuple[Any, Any] | None:
+        """Undo the forward. Returns the arguments with which it can run again.
+
+        None if it has changed something that cannot be restored. Caches among the arguments can be
+        if they are this call's own.
+        """
+        again = self._arguments_again(args, kwargs, own_caches=own_caches)
+        if again is None:
+            return None
         changes = None if self.others is None else self.others.new_changes()
         if changes is not None:
             put_back_buffers(BufferSnapshot.of(changes.buffers), args, kwargs)
             if changes.lost or not put_back_plain_values(changes.attributes):
-                return False
+                return None
         if self.attributes is not None and not self.attributes.put_back():
-            return False
+            return None
         if self.buffers is not None:
             put_back_buffers(self.buffers, args, kwargs)
         for generator, state in self.frame.execution_context.generators:
             generator.set_state(state)
-        return True
+        return again
 
-    def _arguments_changed(self) -> bool:
+    def _arguments_again(
+        self, args: Any, kwargs: Any, *, own_caches: bool
+    ) -> tuple[Any, Any] | None:
         given = self.given
-        objects = given is not None and (given.changed() is not None or given.tensors_changed)
-        return objects or self.frame.saved_arguments.changed
+        again = self.frame.arguments_again((args, kwargs), given, own_caches=own_caches)
+        return again if given is None or given.changed() is None else None

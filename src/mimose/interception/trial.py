@@ -5,11 +5,10 @@ The first time that a block is to be recomputed, it is run, recomputed at once a
 
 from __future__ import annotations
 
-import enum
 import sys
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,17 +46,24 @@ _MOST_ATTEMPTS = 3
 """How many trials of a block may fail for lack of memory before it is trusted untested."""
 
 
-class _Failure(enum.Enum):
-    """Why a forward failed that can run again in another way."""
+class _BrokenOff(NamedTuple):
+    """A forward that failed, was undone, and can run again in another way."""
 
-    REFUSES_HOOKS = enum.auto()
-    OUT_OF_MEMORY = enum.auto()
+    out_of_memory: bool
+    """Whether memory ran out; else it refuses hooks."""
+    args: Any
+    kwargs: Any
 
 
 class TriedInterceptor(JudgedInterceptor):
     """An interceptor that can run its block recomputed, with a trial in the first such call."""
 
     __slots__ = ()
+
+    @property
+    def copies_caches(self) -> bool:
+        """Whether caches among the arguments of a call that may fail are the call's own."""
+        return False
 
     def checkpointed(
         self,
@@ -79,13 +85,13 @@ class TriedInterceptor(JudgedInterceptor):
             return self._run_examined(function, args, kwargs)
         rebuilt = self.build is not None and not self.build.unchanged
         if self.trusted is None or rebuilt:
-            return self._run_trial(directive, function, args, kwargs, given)
+            return self._run_trial(directive, function, args, kwargs, given, may_fail=may_fail)
         exchanged, attributes_before = (
             SwappedParameters.among(self.parameters),
             self._attributes_before(),
         )
         if attributes_before is not None and attributes_before.too_large - self.large:
-            return self._run_trial(directive, function, args, kwargs, given)
+            return self._run_trial(directive, function, args, kwargs, given, may_fail=may_fail)
         buffers = BufferSnapshot(self.changing) if self.changing else None
         found = found_as_one(exchanged, buffers, attributes_before, given)
         state_before = self._before()
@@ -95,10 +101,13 @@ class TriedInterceptor(JudgedInterceptor):
         keep_for_now = keeping or given is not None
         frame = self._frame(directive, function, *own, found=found, keeping=keep_for_now)
         before = BeforeForward(frame, given, buffers, attributes_before, state_before)
-        out, failure = self._forward(frame, args, kwargs, before, directive if may_fail else None)
-        if failure is _Failure.REFUSES_HOOKS:
-            return function(*args, **kwargs)
-        if failure is _Failure.OUT_OF_MEMORY:
+        out, broken_off = self._forward(
+            frame, args, kwargs, before, may_fail=may_fail, directive=directive
+        )
+        if broken_off is not None:
+            args, kwargs = broken_off.args, broken_off.kwargs
+            if not broken_off.out_of_memory:
+                return function(*args, **kwargs)
             self.memory_ran_out()
             again = recomputed_instead(directive)
             return self.checkpointed(again, function, args, kwargs, may_fail=False)
@@ -166,6 +175,8 @@ class TriedInterceptor(JudgedInterceptor):
         args: Any,
         kwargs: Any,
         given: ArgumentCopies | None,
+        *,
+        may_fail: bool,
     ) -> Any:
         """Run the block, recompute it at once and compare, to detect if it cannot be recomputed."""
         self._refuse_foreign_hooks()
@@ -180,9 +191,9 @@ class TriedInterceptor(JudgedInterceptor):
         frame = self._frame(directive, function, own_args, own_kwargs, keeping=True)
         before = BeforeForward(frame, given, buffers, observer, None)
         with observer.watching_hooks():
-            out, failure = self._forward(frame, args, kwargs, before)
-        if failure is not None:
-            return self._run_examined(function, args, kwargs)
+            out, broken_off = self._forward(frame, args, kwargs, before, may_fail=may_fail)
+        if broken_off is not None:
+            return self._run_examined(function, broken_off.args, broken_off.kwargs)
         buffers.add_new_buffers(self.module)
         side_effects, changed = observer.side_effects(), observer.irreversible_change
         self.examine(buffers, side_effects)
@@ -234,39 +245,47 @@ class TriedInterceptor(JudgedInterceptor):
         args: Any,
         kwargs: Any,
         before: BeforeForward,
-        may_fail: Directive | None = None,
-    ) -> tuple[Any, _Failure | None]:
+        *,
+        may_fail: bool,
+        directive: Directive | None = None,
+    ) -> tuple[Any, _BrokenOff | None]:
         """The output of the frame's forward, or why it failed if it was undone and may run again.
 
-        That includes running out of memory if the call has a directive that `may_fail`.
+        That includes running out of memory if the call `may_fail` and has a directive.
         """
+
+        def put_back() -> tuple[Any, Any] | None:
+            return before.put_back(args, kwargs, own_caches=may_fail and self.copies_caches)
+
         handled = sys.exc_info()[1]  # the caller's, and not ours to clear
         try:
             return frame.forward(args, kwargs), None
         except RuntimeError as error:
             if refuses_hooks(error):
-                self._distrust_with_hooks(error, undone=before.put_back(args, kwargs))
-                return None, _Failure.REFUSES_HOOKS
-            if may_fail is None or not is_out_of_memory(error) or self.collective_ranks:
+                again = self._distrusted_with_hooks(error, put_back())
+                return None, _BrokenOff(False, *again)
+            if directive is None or not may_fail or not is_out_of_memory(error):
                 raise
-            if not before.put_back(args, kwargs) or not _made_room(may_fail):
+            if self.collective_ranks or (undone := put_back()) is None or not _made_room(directive):
                 raise
             release_traceback(error, keep=handled)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-        return None, _Failure.OUT_OF_MEMORY
+        return None, _BrokenOff(True, *undone)
 
     def memory_ran_out(self) -> None:
         """Called when memory ran out in a forward of the block, which runs again, recomputed."""
 
-    def _distrust_with_hooks(self, error: RuntimeError, *, undone: bool) -> None:
-        """Keep a block whose forward refuses saved-tensor hooks.
+    def _distrusted_with_hooks(
+        self, error: RuntimeError, undone: tuple[Any, Any] | None
+    ) -> tuple[Any, Any]:
+        """Keep a block whose forward refuses saved-tensor hooks. Returns its arguments.
 
-        Raise an error unless the forward that broke off is undone, and can run again without them.
+        Raises an error if there are none with which it can run again, now without hooks.
         """
-        if undone:
+        if undone is not None:
             self.distrust(f"it {_REFUSES_HOOKS}")
-            return
+            return undone
         self.trusted = False
         raise ConflictError(
             f"block {self.name!r} {_REFUSES_HOOKS}. Before that, it may have changed an argument "
