@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -288,3 +290,40 @@ def test_a_block_that_reads_a_state_too_large_to_copy_is_kept() -> None:
     with pytest.warns(MimoseWarning, match="cannot be recomputed: its outputs have other values"):
         trusted = assert_as_plain(Recurrent(CarriesALargeState), lambda m: None, passes=2)
     assert trusted[1:] == [False] * 2  # the first one's state has no graph
+
+
+class TakesAPair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.pair: tuple[torch.Tensor, float] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.linear(x))
+        return x if self.pair is None else x + self.pair[0] * self.pair[1]
+
+
+class SetsPairs(Net):
+    """Sets an attribute of its blocks for one forward."""
+
+    def __init__(self) -> None:
+        super().__init__(TakesAPair)
+        self.made: list[weakref.ref[torch.Tensor]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            layer.pair = x * 2, 0.5
+            self.made.append(weakref.ref(layer.pair[0]))
+            x = layer(x)
+            layer.pair = None
+        return x
+
+
+def test_what_a_forward_found_in_attributes_is_freed_with_its_graph() -> None:
+    model = SetsPairs()
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        for _ in range(STEPS):
+            model.made.clear()
+            model(torch.randn(5, WIDTH)).sum().backward()
+        gc.collect()
+        assert [ref() for ref in model.made] == [None] * 3

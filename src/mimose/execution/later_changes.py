@@ -115,7 +115,7 @@ class ChangeDetector:
     ) -> None:
         self.holders: list[Any] = []
         self.names: list[list[str]] = []
-        self.getters: list[Callable[[Any], Any]] = []
+        self.getters: list[Callable[[Any], tuple[Any, ...]]] = []
         self.mutable: list[AttributeSlot] = []
         self.tensors = [_WatchedTensor(module, module._buffers, name) for module, name in buffers]
         skipped = {(id(holder), name) for holder, name in known}
@@ -126,8 +126,8 @@ class ChangeDetector:
             names = [name for name in names if (id(holder), name) not in skipped]
             if isinstance(holder, nn.Module) or len(names) <= _MOST_ATTRIBUTES:
                 self._add(holder, names)
-        self.without_tensors: list[Any] | None = None
-        """Values of all attributes among which there was no tensor."""
+        self.without_tensors: list[type] | None = None
+        """Types of all attributes among which there was no tensor: values would be kept alive."""
         self._has_large = False
         """Whether an attribute was a large tensor."""
         self._earlier: list[weakref.ref[torch.Tensor]] = []
@@ -137,7 +137,7 @@ class ChangeDetector:
     def _add(self, holder: Any, names: list[str]) -> None:
         self.holders.append(holder)
         self.names.append(names)
-        self.getters.append(itemgetter(*names) if names else len)
+        self.getters.append(_getter(names))
         for name in names:
             value = vars(holder)[name]
             if isinstance(value, torch.Tensor):
@@ -173,6 +173,17 @@ class ChangeDetector:
         return StateBeforeForward(self)
 
 
+def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """A function that gets the values of these names from a dict, as a tuple."""
+    if not names:
+        return _no_values
+    return itemgetter(*names, *names[:1])  # of one name alone it would not be a tuple
+
+
+def _no_values(_: Any) -> tuple[()]:
+    return ()
+
+
 def _sets_no_attributes(holder: Any) -> bool:
     """Whether this is a layer of torch without hooks: its forward sets no attributes."""
     hooked = isinstance(holder, nn.Module) and (holder._forward_hooks or holder._forward_pre_hooks)
@@ -205,7 +216,8 @@ class StateBeforeForward:
         older than `oldest_node`, and large ones that were there before the model was called.
         """
         detector = self._detector
-        if not _equal(self._values, detector.without_tensors):
+        types = list(map(type, chain.from_iterable(self._values)))
+        if types != detector.without_tensors:
             entries = self._entries()
             if any(isinstance(value, torch.Tensor) for _, _, value in entries):
                 return UnchangedAttributes(
@@ -215,7 +227,7 @@ class StateBeforeForward:
                         if not isinstance(value, torch.Tensor) or detector.holds(value, oldest_node)
                     ]
                 )
-            detector.without_tensors = self._values
+            detector.without_tensors = types
         self._copies, self._tensors = [], []
         return self
 
@@ -226,7 +238,7 @@ class StateBeforeForward:
             for table, names, values in zip(
                 detector.dicts, detector.names, self._values, strict=True
             )
-            for name, value in zip(names, values if len(names) > 1 else (values,), strict=False)
+            for name, value in zip(names, values, strict=False)
         ]
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -264,7 +276,7 @@ class StateBeforeForward:
         for holder, names, values in zip(
             detector.holders, detector.names, self._values, strict=True
         ):
-            before = dict(zip(names, values if len(names) > 1 else (values,), strict=False))
+            before = dict(zip(names, values, strict=False))
             added = (n for n in vars(holder) if n not in before and n not in MODULE_INTERNALS)
             for name in (*names, *added):
                 was = before.get(name, ABSENT)
@@ -275,7 +287,7 @@ class StateBeforeForward:
         return changed
 
 
-def _equal(a: list[Any], b: list[Any] | None) -> bool:
+def _equal(a: list[Any], b: list[Any]) -> bool:
     """Whether lists of values are equal: a quick check, which may miss that they are."""
     try:
         return bool(a == b)
