@@ -17,7 +17,7 @@ from mimose.costs.timeline import Profile, peak
 from mimose.memory.meters import CpuMeter, Reading
 from mimose.memory.reserve import Reserve
 from mimose.planning.plan import Plan
-from mimose.planning.planners import Optimal, RecomputeAll, Static
+from mimose.planning.planners import Greedy, Optimal, RecomputeAll, Static
 from mimose.tensors.gradients import Gradients
 from mimose.training.allocator_history import AllocatorHistory
 from mimose.training.decision import EVERYTHING, STRICTER, Decision
@@ -124,6 +124,22 @@ def test_a_plan_from_the_cache_is_as_good_as_a_new_one(bare: Bare) -> None:
         assert decision.cached.plan.fits == best.fits
         assert decision.cached.plan.extra_seconds == best.extra_seconds
     assert scheduler.cache.hits > 3 * scheduler.cache.misses
+
+
+def test_a_plan_from_the_cache_fits_where_a_new_one_does(bare: Bare) -> None:
+    """Some planners find a plan that fits only where less is available."""
+    scheduler, draw, most = Scheduler(Greedy()), random.Random(0), bare.available(0)
+    for length in (160, 200, 240, 300):
+        scheduler.learn(seen(length))
+    fitting = 0
+    for _ in range(400):
+        in_use = draw.randrange(most)
+        for more in (0, most // 400, most // 200):
+            decision = decided(scheduler, bare, 200, in_use + more)
+            new = Greedy().plan(predicted(scheduler, 200), decision.available_bytes)
+            assert decision.cached.plan.peak_bytes <= decision.available_bytes or not new.fits
+            fitting += new.fits
+    assert fitting > 300
 
 
 def test_plans_for_all_sizes_change_with_the_static_plan(bare: Bare) -> None:

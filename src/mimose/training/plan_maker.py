@@ -122,7 +122,7 @@ class PlanMaker:
             near_bytes,
             exact=prediction.bound_of in (None, key.size),
             state=prediction.state,
-            serves=_served(plan, key, prediction, near_bytes),
+            serves=_served(plan, profile, key, prediction, near_bytes),
             evictable=_evictable(plan, profile, key, prediction),
         )
         self._cache.put(key.conditions, cached)
@@ -178,16 +178,22 @@ def _may_use_host(host: HostUse, key: PlanKey, profile: Profile) -> bool:
     return host.serves(profile, key.available_bytes)
 
 
-def _served(plan: Plan, key: PlanKey, prediction: Prediction, near_bytes: int) -> range:
+def _served(
+    plan: Plan, profile: Profile, key: PlanKey, prediction: Prediction, near_bytes: int
+) -> range:
     """The available bytes for which this plan is the one to use.
 
     Where a plan fits that was made for more, no other takes less time. It is used for little less
-    than it was made for, since which runs are guarded depends on what is available.
+    than it was made for, since which runs are guarded depends on what is available. If it does not
+    fit although it could take less memory, it is used for nothing else: where less is available,
+    some planners find a plan that fits.
     """
     most = key.available_bytes
     least = most - most // _LESS
     if plan.fits:
         least = max(least, int(plan.peak_bytes * (1 + prediction.uncertainty)) + 1)
+    elif plan.peak_bytes > strictest(profile, most).peak_bytes:
+        least = most
     if plan.keeps_all and plan.peak_bytes <= near_bytes:
         return range(min(least, most), sys.maxsize)
     return range(min(least, most), most + 1)
