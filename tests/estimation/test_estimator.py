@@ -696,6 +696,17 @@ def test_after_a_doubtful_peak_even_an_observation_as_predicted_changes_the_vers
     assert cost_model.version > version
 
 
+@pytest.mark.parametrize("flag", ["fixed", "input_movable"])
+def test_an_observation_of_runs_with_other_options_changes_the_version(flag: str) -> None:
+    """Even if its bytes are as predicted: plans made before may choose what is not possible."""
+    cost_model = ready_knowledge()
+    version = cost_model.version
+    observation = seen(8, 150)
+    other = [run._replace(**{flag: not getattr(run, flag)}) for run in observation.runs]
+    cost_model.learn(observation.with_runs(other))
+    assert cost_model.version > version
+
+
 def test_an_observation_without_times_gets_those_that_are_predicted() -> None:
     cost_model = ready_knowledge()
     untimed = seen(8, 150, seconds=(0.0,) * len(PATTERN))

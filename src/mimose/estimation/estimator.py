@@ -238,7 +238,9 @@ class Estimator:
         prediction = self.expect(observation.size)
         if prediction is None:
             return False
-        runs = zip(prediction.profile.runs, observation.runs, strict=True)
+        runs = list(zip(prediction.profile.runs, observation.runs, strict=True))
+        if any(_possibilities(real) != _possibilities(predicted) for predicted, real in runs):
+            return False
         moved = sum(abs(real.saved - predicted.saved) for predicted, real in runs)
         same_runs = moved <= _AGREEMENT * _saved_bytes(observation)
         return same_runs and _deviation(prediction, observation) <= _AGREEMENT
@@ -266,6 +268,11 @@ def _deviation(prediction: Prediction, observation: StepObservation) -> float:
     """How far the observed peaks deviate from the predicted ones, as a fraction."""
     pairs = zip(peaks_of(prediction.profile), peaks_of(observation.profile), strict=True)
     return max(abs(real - predicted) / real for predicted, real in pairs)
+
+
+def _possibilities(run: RunCost) -> tuple[bool, bool]:
+    """What plans can do with a run, besides keeping it."""
+    return run.fixed, run.input_movable
 
 
 def _saved_bytes(observation: StepObservation) -> int:
