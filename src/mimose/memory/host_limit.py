@@ -129,12 +129,15 @@ def group_and_parents(root: Path, path: str, limit: str, used: str) -> Iterator[
 
 
 def _cached_bytes(group: Path) -> int:
-    """Bytes of files, datasets for example, that the system caches only while nobody needs them."""
+    """Bytes of files, datasets for example, that the system caches only while nobody needs them.
+
+    Version 1 tells first what is the group's own, and then, as its usage does, the total with its
+    children.
+    """
     with suppress(OSError):
         statistics = (group / "memory.stat").read_text()
-        found = re.search(r"^(?:total_)?inactive_file (\d+)$", statistics, re.MULTILINE)
-        if found:
-            return int(found[1])
+        found = re.findall(r"^(?:total_)?inactive_file (\d+)$", statistics, re.MULTILINE)
+        return int(found[-1]) if found else 0
     return 0
 
 
