@@ -60,8 +60,8 @@ def seen(
     )
 
 
-def taught(observations: Iterable[StepObservation]) -> Estimator:
-    estimator = Estimator(PATTERN)
+def taught(observations: Iterable[StepObservation], pattern: Pattern = PATTERN) -> Estimator:
+    estimator = Estimator(pattern)
     for observation in observations:
         estimator.learn(observation)
     return estimator

@@ -68,6 +68,28 @@ def test_a_quantity_that_bends_down_is_exact_on_both_sides_of_the_bend() -> None
             assert 1 <= peak(profile, [option]) / peak(truth, [option]) < 1.02
 
 
+@pytest.mark.parametrize("smaller", [(4, 128), (4, 200), (1, 300)])
+def test_one_smaller_batch_leaves_the_bounds_of_all_others_as_close(
+    smaller: tuple[int, int],
+) -> None:
+    def law(dims: tuple[int, ...]) -> list[int]:
+        batch, length = dims
+        return [1000 + batch * (4000 * min(length, 256) + 1000 * length)]
+
+    lengths = (120, 160, 200, 230, 290, 322, 364, 410)
+    full = [seen(8, n, law=law, pattern=ALONE) for n in lengths]
+    estimator = taught([*full, seen(*smaller, law=law, pattern=ALONE)], ALONE)
+    alone = taught(full, ALONE)
+    for n in range(120, 411, 5):
+        predicted, closest = estimator.predict(size(8, n)), alone.predict(size(8, n))
+        assert state_at(estimator, n) is state_at(alone, n)
+        truth = seen(8, n, law=law, pattern=ALONE)
+        for option in Option:
+            share = peak(told(predicted), [option]) / peak(told(closest), [option])
+            assert share == pytest.approx(1, abs=1e-3)
+            assert peak(told(predicted), [option]) >= 0.999 * peak(truth.profile, [option])
+
+
 def in_jumps(step: int) -> Law:
     """Padded to multiples of a step."""
 

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mimose.costs import InputSize, Profile, StepObservation
+from mimose.estimation.bounds import VISIBLE_KINK, Bound
 from mimose.estimation.dimensions import Shape
-from mimose.estimation.kinks import Kinks, NeighbourBound, ResidualBound
+from mimose.estimation.kinks import Kinks, ResidualBound, kinks_of
 from mimose.estimation.regression import Regression
 from mimose.estimation.rows import (
     BYTES,
@@ -39,17 +40,10 @@ from mimose.estimation.rows import (
 from mimose.estimation.seen import Seen
 from mimose.estimation.times import Times
 
-_TRUSTED_ERROR = 0.02
-"""Predictions are trusted up to this leave-one-out error of peaks, as a fraction: the most that a
-peak is too low, plus the average by which peaks are too high."""
 _TO_DOUBT = 4
 """Observations needed to consider that the first dimension may not be the batch."""
 _EXACT_ERROR = 0.001
 """The error, as a fraction of the peak, up to which a fit counts as exact."""
-_VISIBLE_KINK = 0.0001
-"""A quantity has kinks if its leave-one-out error, as a fraction of the peak, is larger. Memory
-follows polynomials up to the allocator's rounding. Between observed sizes, the error at a kink is
-several times larger than the errors at those sizes."""
 _REACH = 0.02
 """How far predictions reach beyond the largest observed size, as a fraction of it."""
 _EXACT_REACH = 0.1
@@ -71,14 +65,10 @@ class Fit:
     regression: Regression
     seen: Seen
     kinked: Mask
-    """Which quantities do not follow the regression; `kinks` bounds them."""
-    kinks: Kinks
-    errors: Floats
-    """Leave-one-out errors of the observed peaks, as fractions; positive if predicted too high. One
-    row for each observation; columns: all runs kept, all recomputed."""
-    margins: list[float | None]
-    """By which fraction to raise predictions in each of `Kinks.intervals` so that they are not too
-    low; None where they cannot be trusted."""
+    """Which quantities do not follow the regression; `bounds` bound them."""
+    bounds: list[Bound]
+    """The closest first; the last one is the widest. Of the bounds that hold at a size, the first
+    that can be trusted there counts, or else the first."""
     times: Times
     fixed: tuple[bool, ...]
     movable: tuple[bool, ...]
@@ -90,13 +80,13 @@ class Fit:
 
     @property
     def error(self) -> float:
-        """The largest leave-one-out error of the peaks, as a fraction."""
-        return float(np.abs(self.errors).max(initial=0))
+        """The largest leave-one-out error of the peaks, as a fraction, under the widest bound."""
+        return self.bounds[-1].error
 
     @property
     def shortfall(self) -> float:
         """The most that a peak was predicted too low in leave-one-out, as a fraction."""
-        return float(np.maximum(-self.errors, 0).max(initial=0))
+        return max(bound.shortfall for bound in self.bounds)
 
     @property
     def exact(self) -> bool:
@@ -104,8 +94,8 @@ class Fit:
 
     @property
     def trusted(self) -> bool:
-        """Whether predictions can be trusted in at least half of the intervals."""
-        return 2 * self.margins.count(None) <= len(self.margins)
+        """Whether predictions can be trusted in at least half of the intervals of a bound."""
+        return any(bound.trusted for bound in self.bounds)
 
     # Fitting
 
@@ -122,7 +112,7 @@ class Fit:
             enough |= fit is not None and fit.shape == default
             if best is None or (fit is not None and fit.error < best.error):
                 best = fit
-            if best is not None and (best.exact or (enough and best.trusted)):
+            if best is not None and (best.exact or (enough and best.bounds[-1].trusted)):
                 return best
         # With too few observations for the default shape, another shape must fit exactly: many
         # shapes seem to explain sizes that lie near one line.
@@ -143,25 +133,18 @@ class Fit:
     ) -> Fit:
         fixed = tuple(run.fixed for run in observations[-1].runs)
         real, predicted, signs = peaks(fixed, values), regression.left_out, signs_of(len(fixed))
-        visible = _VISIBLE_KINK * real[:, 0]
+        visible = VISIBLE_KINK * real[:, 0]
         kinked: Mask = np.any(np.abs(values - predicted) > visible[:, None], axis=0)
         kinked[-1] = False  # the prelude: no peak depends on it, so the estimate needs no bound
-        kinks = _kinks_of(regression, values, signs, visible)
-        predicted = np.where(kinked, kinks.left_out * signs, predicted)
-        # The smallest and the largest observation do not count: without them the fit would have to
-        # reach beyond its range, which predictions never do.
-        total = values.sum(1)
-        inner = sorted({*range(len(values))} - {int(total.argmin()), int(total.argmax())})
-        errors = peaks(fixed, predicted[inner]) / real[inner] - 1
-        extremes = dict(zip(inner, zip(errors.min(1), errors.max(1), strict=True), strict=True))
-        by_interval = [[extremes[i] for i in near if i in extremes] for near in kinks.intervals]
+        bounds = []
+        for kinks in kinks_of(regression.points, predicted * signs, values * signs, visible):
+            left_out, inner = np.where(kinked, kinks.left_out * signs, predicted), kinks.inner
+            bounds.append(Bound.of(kinks, peaks(fixed, left_out[inner]) / real[inner] - 1))
         return cls(
             regression=regression,
             seen=Seen.of(regression.shape, regression.points, values),
             kinked=kinked,
-            kinks=kinks,
-            errors=errors,
-            margins=list(map(_margin_of, by_interval)),
+            bounds=bounds,
             times=Times.of(observations),
             fixed=fixed,
             movable=tuple(run.input_movable for run in observations[-1].runs),
@@ -182,21 +165,31 @@ class Fit:
         reach = _EXACT_REACH if self.shortfall <= _EXACT_ERROR else _REACH
         if point is None or (beyond := self.seen.beyond(self.shape.extent(point))) > reach:
             return None
+        if (bound := self._bound_at(point)) is None:
+            return None
         row = self.regression.predict(point)
-        row = self._bounded(point, row) if upper_bound else self._raised(point, row)
+        row = self._bounded(point, row) if upper_bound else self._raised(point, row, *bound)
         if beyond > 0:
             row = row * (1 + beyond * 0.5)
             if len(point) == 1:  # a fit of sizes that are close together may rise steeply
                 row = np.minimum(row, self.seen.values.max(0) * (1 + beyond) ** _STEEPEST)
         return self._profile(size, row)
 
-    def _raised(self, point: Sequence[float], row: Floats) -> Floats:
+    def _bound_at(self, point: Sequence[float]) -> tuple[Kinks, float | None] | None:
+        """The bound of quantities with kinks at a size, and the margin; None if no bound holds."""
+        at = [(bound, bound.kinks.interval(point)) for bound in self.bounds]
+        holding = [(bound.kinks, bound.margins[k]) for bound, k in at if k is not None]
+        trusted = (each for each in holding if each[1] is not None)
+        return next(trusted, holding[0] if holding else None)
+
+    def _raised(
+        self, point: Sequence[float], row: Floats, kinks: Kinks, margin: float | None
+    ) -> Floats:
         """The row, raised so that no peak is too low; subtracted quantities are not raised."""
         row, signs = self._within_neighbours(point, row), signs_of(len(self.fixed))
         if self.kinked.any():
-            bound = self.kinks.upper_bound(point, row * signs) * signs
+            bound = kinks.upper_bound(point, row * signs) * signs
             row = np.where(self.kinked, bound, row)
-        margin = self.margins[self.kinks.interval(point)]
         return np.where(signs > 0, row * (1 + margin), row) if margin else row
 
     def _bounded(self, point: Sequence[float], row: Floats) -> Floats:
@@ -232,7 +225,8 @@ class Fit:
         point = self.shape.covering_point(size)
         if point is None or not self.trusted:
             return False
-        return self.margins[self.kinks.interval(point)] is not None
+        bound = self._bound_at(point)
+        return bound is not None and bound[1] is not None
 
     def between(self, size: InputSize) -> bool:
         """Whether a size is within the observed range. Below it a quantity may have an unobserved
@@ -279,23 +273,3 @@ class Fit:
         spread = np.sqrt((residual**2).sum(0) / max(1, len(observed) - observed.shape[1]))
         leverage = 1 + ((new @ inverse) ** 2).sum()
         return float((3 * spread * np.sqrt(leverage) / peaks(self.fixed, row[None])[0]).max())
-
-
-def _kinks_of(regression: Regression, values: Floats, signs: Floats, visible: Floats) -> Kinks:
-    """Bounds by neighbouring sizes if one dimension varies, else by the errors at all sizes."""
-    predicted, values = regression.left_out * signs, values * signs
-    if len(regression.points[0]) == 1:
-        return NeighbourBound.of([x for (x,) in regression.points], predicted, values, visible)
-    return ResidualBound.of(predicted, values)
-
-
-def _margin_of(errors: list[tuple[float, float]]) -> float | None:
-    """The fraction by which to raise predictions with these (lowest, highest) errors of peaks; None
-    if raised predictions would be too high to be trusted."""
-    if not errors:
-        return 0.0
-    shortfall = -min(0.0, *(low for low, _ in errors))
-    excess = sum(max(0.0, high) for _, high in errors) / len(errors)
-    if shortfall + excess > _TRUSTED_ERROR:
-        return None
-    return shortfall if shortfall > _VISIBLE_KINK else 0.0

@@ -7,6 +7,7 @@ higher value is always the safe one.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +19,12 @@ import numpy.typing as npt
 from mimose.estimation.regression import largest_of_others
 from mimose.estimation.rows import Floats
 
+_ON_LINE = 0.75
+"""The share of the observations that must lie on a line for bounds by neighbours."""
+
+Point = Sequence[float]
+"""The value of each symbol."""
+
 
 class Kinks(Protocol):
     """Upper bounds by the observations of quantities that do not follow the fit."""
@@ -27,19 +34,84 @@ class Kinks(Protocol):
         """The upper bound at each observation by all other observations (rows: observations)."""
 
     @property
+    def inner(self) -> list[int]:
+        """The observations whose left-out bounds count. For the smallest and the largest, the fit
+        would have to reach beyond its range, which predictions never do."""
+
+    @property
     def intervals(self) -> list[list[int]]:
         """For each interval of sizes, the observations that show how good predictions are there."""
 
-    def interval(self, point: Sequence[float]) -> int:
-        """The index of the interval that a size is in."""
+    def interval(self, point: Point) -> int | None:
+        """The index of the interval that a size is in; None if the bound does not hold there."""
 
-    def upper_bound(self, point: Sequence[float], row: Floats) -> Floats:
+    def upper_bound(self, point: Point, row: Floats) -> Floats:
         """The upper bound of each quantity at a size for which the fit predicts `row`."""
+
+
+def kinks_of(
+    points: Sequence[Point], predicted: Floats, values: Floats, visible: Floats
+) -> list[Kinks]:
+    """The bounds by these observations, the closest one first; at most sizes several hold.
+
+    `predicted` are the leave-one-out predictions. Differences of less than `visible` bytes (one
+    number for each observation) do not count.
+    """
+    line = Line.of(points)
+    if line is None:
+        return [ResidualBound.of(predicted, values)]
+    neighbours = NeighbourBound.of(line, predicted, values, visible)
+    return [neighbours, ResidualBound.of(predicted, values)] if line.others else [neighbours]
+
+
+def _without(point: Point, symbol: int) -> Point:
+    return (*point[:symbol], *point[symbol + 1 :])
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Observations that differ in one symbol only: all if one symbol varies, or most of them.
+
+    Where batches are full but for the last one of an epoch, most observations differ in the length.
+    """
+
+    symbol: int
+    others: Point
+    """The values of all other symbols."""
+    order: list[int]
+    """The observations on the line, the smallest first."""
+    sizes: Floats
+    """The values of the symbol at these observations."""
+
+    @classmethod
+    def of(cls, points: Sequence[Point]) -> Line | None:
+        """The line that most sizes are on; None if there is no such line."""
+        for symbol in range(len(points[0])):
+            others = [_without(point, symbol) for point in points]
+            most, count = Counter(others).most_common(1)[0]
+            if count >= max(3, _ON_LINE * len(points)):
+                on = [i for i, each in enumerate(others) if each == most]
+                on.sort(key=lambda i: points[i][symbol])
+                return cls(symbol, most, on, np.array([points[i][symbol] for i in on], float))
+        return None
+
+    def interval(self, point: Point) -> int | None:
+        """Between which two observations a size is; None if it is not on the line.
+
+        Below the first and above the last observation, the next interval counts if no other symbol
+        varies.
+        """
+        x, last = point[self.symbol], len(self.sizes) - 1
+        if self.others and not (
+            _without(point, self.symbol) == self.others and self.sizes[0] <= x <= self.sizes[last]
+        ):
+            return None
+        return min(max(bisect_left(self.sizes, x), 1), last) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ResidualBound:
-    """For any number of varying dimensions: the largest error at any size may occur at every size.
+    """For sizes anywhere: the largest error at any observed size may occur at every size.
 
     The bound is the prediction plus the largest absolute or the largest relative error, whichever
     is smaller. There is one interval.
@@ -51,11 +123,13 @@ class ResidualBound:
     """How far the observation is above it."""
     shares: Floats
     """The same as a fraction of the prediction."""
+    inner: list[int]
 
     @classmethod
     def of(cls, predicted: Floats, values: Floats) -> ResidualBound:
-        above = np.maximum(values - predicted, 0)
-        return cls(predicted, above, above / np.maximum(np.abs(predicted), 1))
+        above, total = np.maximum(values - predicted, 0), values.sum(1)
+        inner = sorted({*range(len(values))} - {int(total.argmin()), int(total.argmax())})
+        return cls(predicted, above, above / np.maximum(np.abs(predicted), 1), inner)
 
     @property
     def left_out(self) -> Floats:
@@ -66,17 +140,17 @@ class ResidualBound:
     def intervals(self) -> list[list[int]]:
         return [list(range(len(self.predicted)))]
 
-    def interval(self, point: Sequence[float]) -> int:
+    def interval(self, point: Point) -> int:
         return 0
 
-    def upper_bound(self, point: Sequence[float], row: Floats) -> Floats:
+    def upper_bound(self, point: Point, row: Floats) -> Floats:
         most: Floats = np.minimum(np.abs(row) * self.shares.max(0), self.above.max(0))
         return row + most
 
 
 @dataclass(frozen=True, slots=True)
 class NeighbourBound:
-    """For one varying dimension: bounds by the next smaller and the next larger observed sizes.
+    """For sizes on a line: bounds by the next smaller and the next larger observed sizes on it.
 
     A peak is the maximum of several polynomials; the memory of a loss computed in chunks is the
     minimum of two. Both have a kink where one polynomial takes over from the other. Between two
@@ -88,56 +162,52 @@ class NeighbourBound:
     each of them exceeds the bound by its own neighbours.
     """
 
-    sizes: Floats
-    """The sizes, the smallest first."""
+    line: Line
     values: Floats
-    """One row for each size, one column for each quantity."""
-    order: list[int]
-    """The index of the observation of each size."""
+    """One row for each size on the line, one column for each quantity."""
     left_out: Floats
     jumps: Floats
     """One row for each interval between two sizes, one column for each quantity."""
 
     @classmethod
-    def of(
-        cls, sizes: Sequence[float], predicted: Floats, values: Floats, visible: Floats
-    ) -> NeighbourBound:
-        """The bounds by these observations; `predicted` are their leave-one-out predictions.
-
-        Differences of less than `visible` bytes (one number for each observation) do not count.
-        """
-        order = np.argsort(sizes)
-        at, ordered, left_out = np.array(sizes, float)[order], values[order], predicted.copy()
-        inner = np.arange(1, len(at) - 1)
+    def of(cls, line: Line, predicted: Floats, values: Floats, visible: Floats) -> NeighbourBound:
+        at, order = line.sizes, np.array(line.order)
+        ordered, left_out, inner = values[order], predicted.copy(), np.arange(1, len(at) - 1)
         smooth, higher = _between(at, ordered, at[inner], inner - 1, inner + 1)
         above = ordered[inner] - smooth
         shares = np.clip(above / np.maximum(higher - smooth, 1), 0, 1)
         shares[above < visible[order[inner], None]] = 0
         shares = np.pad(shares, ((1, 1), (0, 0)))  # both ends have one neighbour only
         bound = smooth + np.maximum(shares[:-2], shares[2:]) * (higher - smooth)
-        # The neighbours of a left-out size are twice as far apart as those of a size next to it.
-        left_out[order[inner]] = np.minimum(bound, (bound + ordered[inner]) / 2)
+        if len(inner) > 1:  # else no line continues from the neighbours on either side
+            # The neighbours of a left-out size are twice as far apart as those of a size near it.
+            left_out[order[inner]] = np.minimum(bound, (bound + ordered[inner]) / 2)
         jumps = np.maximum(shares[:-1], shares[1:])
-        return cls(at, ordered, order.tolist(), left_out, jumps)
+        return cls(line, ordered, left_out, jumps)
+
+    @property
+    def inner(self) -> list[int]:
+        return self.line.order[1:-1]
 
     @property
     def intervals(self) -> list[list[int]]:
-        return [list(pair) for pair in pairwise(self.order)]
+        return [list(pair) for pair in pairwise(self.line.order)]
 
-    def interval(self, point: Sequence[float]) -> int:
-        return min(max(bisect_left(self.sizes, point[0]), 1), len(self.sizes) - 1) - 1
+    def interval(self, point: Point) -> int | None:
+        return self.line.interval(point)
 
-    def upper_bound(self, point: Sequence[float], row: Floats) -> Floats:
-        (x,) = point
-        first, last, k = self.values[0], self.values[-1], self.interval(point)
+    def upper_bound(self, point: Point, row: Floats) -> Floats:
+        sizes, x, k = self.line.sizes, point[self.line.symbol], self.line.interval(point)
+        assert k is not None
+        first, last = self.values[0], self.values[-1]
         bound: Floats
-        if x <= self.sizes[0]:
+        if x <= sizes[0]:
             bound = np.where(first <= last, first, np.maximum(row, first))
-        elif x > self.sizes[-1]:
-            line = _line(self.sizes, self.values, x, k, k + 1)
-            bound = np.maximum(np.maximum(row, last), line)
+        elif x > sizes[-1]:
+            beyond = _chord(sizes, self.values, x, k, k + 1)
+            bound = np.maximum(np.maximum(row, last), beyond)
         else:
-            smooth, higher = _between(self.sizes, self.values, x, k, k + 1)
+            smooth, higher = _between(sizes, self.values, x, k, k + 1)
             bound = smooth + self.jumps[k] * (higher - smooth)
         return bound
 
@@ -153,9 +223,9 @@ def _between(
     `x`, `left` and `right` are one number each, or arrays of the same length.
     """
     last = len(at) - 1
-    chord = _line(at, values, x, left, right)
-    from_left = _line(at, values, x, np.maximum(left - 1, 0), left)
-    from_right = _line(at, values, x, right, np.minimum(right + 1, last))
+    chord = _chord(at, values, x, left, right)
+    from_left = _chord(at, values, x, np.maximum(left - 1, 0), left)
+    from_right = _chord(at, values, x, right, np.minimum(right + 1, last))
     higher = np.maximum(values[left], values[right])
     bend = np.minimum(
         np.where(_column(left == 0), higher, from_left),
@@ -164,7 +234,7 @@ def _between(
     return np.maximum(chord, np.minimum(bend, higher)), higher
 
 
-def _line(at: Floats, values: Floats, x: float | Floats, i: _Indices, j: _Indices) -> Floats:
+def _chord(at: Floats, values: Floats, x: float | Floats, i: _Indices, j: _Indices) -> Floats:
     """The line through the values at sizes i and j, evaluated at x; constant if i = j."""
     width = at[j] - at[i]
     share = (x - at[i]) / (width + (width == 0))
