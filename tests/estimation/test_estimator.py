@@ -995,39 +995,80 @@ def surveys() -> Iterator[Any]:
                 yield pytest.param(record, id=f"{path.stem} {record['task']}")
 
 
-def full_batches(record: dict[str, Any]) -> list[StepObservation]:
-    """Observed steps of distinct sizes, the smallest and the largest first, then in any order."""
+def surveyed_sizes(record: dict[str, Any], half_at: int | None) -> list[StepObservation]:
+    """Observed steps of distinct sizes, the shortest and the longest first, then in any order.
+
+    The batches are full but for the one at `half_at`.
+    """
     read = [StepObservation.from_plain(plain) for plain in record["observations"]]
     largest = max(o.size.dims[0] for o in read)
-    distinct = {o.size: o for o in read if o.size.dims[0] == largest}
-    low, *inner, high = sorted(distinct.values(), key=lambda o: o.size.dims)
+    distinct = sorted({o.size: o for o in read}.values(), key=lambda o: o.size.dims)
+    (half,) = (o for o in distinct if o.size.dims[0] < largest)
+    low, *inner, high = (o for o in distinct if o is not half)
     random.Random(0).shuffle(inner)
-    return [low, high, *inner]
+    sizes = [low, high, *inner]
+    return sizes if half_at is None else [*sizes[:half_at], half, *sizes[half_at:]]
 
 
 def kept_peak(profile: Profile) -> int:
     return peak(profile, [Option.KEEP] * len(profile.runs))
 
 
-@pytest.mark.parametrize("count", [4, 6, 8])
+@pytest.mark.parametrize("half_at", [None, 0, 3], ids=["all full", "half first", "half fourth"])
+@pytest.mark.parametrize("count", [4, 6, 8, 10])
 @pytest.mark.parametrize("record", list(surveys()))
 def test_measured_peaks_are_predicted_about_as_well_as_by_a_quadratic(
-    record: dict[str, Any], count: int
+    record: dict[str, Any], count: int, half_at: int | None
 ) -> None:
-    observed = full_batches(record)
+    """The quadratic is one of the number of elements, the batch times the length."""
+    observed = surveyed_sizes(record, half_at)
     samples, others = observed[:count], observed[count:]
     assert len(others) >= 4
     dims = np.array([o.size.dims for o in observed])
-    length = int(np.ptp(dims, axis=0).argmax())
+    elements = dims[:, 0] / dims[-1, 0] * dims[:, int(np.ptp(dims[count:], axis=0).argmax())]
     real = np.array([kept_peak(o.profile) for o in others])
-    estimator = Estimator(observed[0].pattern)
-    for observation in samples:
-        estimator.learn(observation)
-    ours = [kept_peak(told(estimator.predict(o.size))) for o in others]
-    quadratic = np.polyfit(dims[:count, length], [kept_peak(o.profile) for o in samples], deg=2)
-    plain = np.polyval(quadratic, dims[count:, length])
+    estimator = taught(samples, samples[0].pattern)
+    predictions = [estimator.predict(o.size) for o in others]
+    ours = np.array([kept_peak(told(prediction)) for prediction in predictions])
+    quadratic = np.polyfit(elements[:count], [kept_peak(o.profile) for o in samples], deg=2)
+    plain = np.polyval(quadratic, elements[count:])
     error, error_of_plain = (np.mean(np.abs(guess - real) / real) for guess in (ours, plain))
     assert error <= error_of_plain + 0.005
+    assert min(ours / real) >= 0.997
+
+
+# A batch that is not full
+
+
+def without_batch_alone(dims: tuple[int, ...]) -> list[int]:
+    batch, length = dims
+    return [1000, batch * length * 4, batch * length**2]
+
+
+@pytest.mark.parametrize("smaller", [(4, 100), (1, 64), (7, 350)])
+def test_four_sizes_are_enough_for_a_prediction_if_one_batch_is_smaller(
+    smaller: tuple[int, int],
+) -> None:
+    estimator = taught(
+        seen(*dims, law=without_batch_alone) for dims in [(8, 64), (8, 300), smaller, (8, 128)]
+    )
+    for length in (40, 64, 99, 200, 299):
+        truth = seen(8, length, law=without_batch_alone)
+        assert_exact(estimator.predict(truth.size), truth)
+
+
+def test_five_sizes_are_enough_for_trust_if_one_batch_is_smaller() -> None:
+    estimator = taught(seen(*dims) for dims in [(8, 64), (8, 300), (4, 100), (8, 128)])
+    prediction = estimator.predict(size(8, 200))
+    assert prediction is not None
+    assert prediction.state is State.LEARNING
+    assert prediction.uncertainty > 0
+    assert (estimator.ready, estimator.unfit) == (False, False)
+    assert estimator.predict(size(4, 90)) is None  # bytes may follow the batch alone
+    estimator.learn(seen(8, 180))
+    assert estimator.ready
+    assert state_of(estimator, 8, 200) is State.TRUSTED
+    assert_exact(estimator.predict(size(4, 120)), seen(4, 120))
 
 
 # Quantities for transfers

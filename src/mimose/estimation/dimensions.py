@@ -43,6 +43,9 @@ class Shape:
     of_pass: tuple[int, ...] | None = None
     """The forward pass that each symbol belongs to, if there are several independent passes: the
     memory of one pass does not depend on the size of another. None if they are not independent."""
+    batch_alone: bool = True
+    """Whether the batch is a feature by itself. Few bytes follow it alone (a pooled row, a class
+    token), so a shape without it needs one observation less."""
 
     @classmethod
     def of(cls, sizes: Sequence[InputSize]) -> Shape:
@@ -124,8 +127,8 @@ class Shape:
         )
 
     def features(self, point: Sequence[float]) -> list[float]:
-        """1, the batch, then the batch times each area or times each monomial of the other symbols
-        up to degree two.
+        """1, the batch if it counts alone, then the batch times each area or times each monomial of
+        the other symbols up to degree two.
 
         Without NumPy: predictions are made during steps, where code that has not run for a while is
         slow, and NumPy's many small functions most of all.
@@ -135,7 +138,8 @@ class Shape:
             products = [*others, *self._products(others)]
         else:
             products = areas(others, self.window)
-        return [1.0, *batch, *(math.prod(batch) * x for x in products)]
+        alone = batch if self.batch_alone else []
+        return [1.0, *alone, *(math.prod(batch) * x for x in products)]
 
     def _batch_and_others(self, point: Sequence[float]) -> tuple[list[float], list[float]]:
         """The value of the batch, if there is one, and the values of all other symbols."""

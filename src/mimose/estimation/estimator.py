@@ -40,7 +40,7 @@ _MOST_PREDICTIONS = 512
 _MOST_SCALING = 4.0
 """The largest factor by which a guess may scale the costs of an observed size."""
 _GUESSED = 0.03
-"""By how much the peak of a guess may be too low, as a fraction of the peak."""
+"""By how much the peak of a guess, or of an unsupported fit, may be too low, as a fraction."""
 
 
 class Estimator:
@@ -91,7 +91,7 @@ class Estimator:
     @property
     def unfit(self) -> bool:
         """Whether observations do not predict each other, at most sizes."""
-        return self._fit is not None and not self._fit.trusted
+        return self._fit is not None and self._fit.supported and not self._fit.trusted
 
     @property
     def error(self) -> float | None:
@@ -177,7 +177,8 @@ class Estimator:
         if upper_bound:
             return Prediction(self.pattern, profile, State.SUSPECT)
         if not fit.trusted_at(size):
-            return Prediction(self.pattern, profile, State.LEARNING, fit.shortfall)
+            least = 0.0 if fit.supported else _GUESSED
+            return Prediction(self.pattern, profile, State.LEARNING, max(least, fit.shortfall))
         state = State.TRUSTED if fit.between(size) else State.LEARNING
         return Prediction(self.pattern, profile, state)
 

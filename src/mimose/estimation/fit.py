@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,6 +73,9 @@ class Fit:
     fixed: tuple[bool, ...]
     movable: tuple[bool, ...]
     """Whether the input of each run can be moved, as in the latest observation."""
+    supported: bool = True
+    """Whether the observations are enough for the default shape. If not, predictions are not
+    trusted."""
 
     @property
     def shape(self) -> Shape:
@@ -95,7 +98,7 @@ class Fit:
     @property
     def trusted(self) -> bool:
         """Whether predictions can be trusted in at least half of the intervals of a bound."""
-        return any(bound.trusted for bound in self.bounds)
+        return self.supported and any(bound.trusted for bound in self.bounds)
 
     # Fitting
 
@@ -116,7 +119,20 @@ class Fit:
                 return best
         # With too few observations for the default shape, another shape must fit exactly: many
         # shapes seem to explain sizes that lie near one line.
-        return best if enough else None
+        return best if enough else cls._along_line(default, observations, values)
+
+    @classmethod
+    def _along_line(
+        cls, default: Shape, observations: list[StepObservation], values: Floats
+    ) -> Fit | None:
+        """The fit for sizes on a line, from one observation less than the default shape needs.
+
+        Off the line, bytes that follow the batch alone would be missed.
+        """
+        fit = cls._best_of([replace(default, batch_alone=False)], observations, values)
+        if fit is None or len(fit.bounds) == 1:
+            return None
+        return replace(fit, bounds=fit.bounds[:1], supported=False)
 
     @classmethod
     def _best_of(

@@ -98,13 +98,11 @@ class Line:
     def interval(self, point: Point) -> int | None:
         """Between which two observations a size is; None if it is not on the line.
 
-        Below the first and above the last observation, the next interval counts if no other symbol
-        varies.
+        Below the first observation, the next interval counts; above the last one only if no other
+        symbol varies.
         """
         x, last = point[self.symbol], len(self.sizes) - 1
-        if self.others and not (
-            _without(point, self.symbol) == self.others and self.sizes[0] <= x <= self.sizes[last]
-        ):
+        if self.others and (_without(point, self.symbol) != self.others or x > self.sizes[last]):
             return None
         return min(max(bisect_left(self.sizes, x), 1), last) - 1
 
