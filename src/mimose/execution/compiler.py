@@ -20,9 +20,11 @@ def hide_from_compiler() -> None:
 
     plain, keeping = Frame(_nothing, (), {}), Frame(_nothing, (), {}, keeping=True)
     observed = Frame(_nothing, (), {}, listener=Listener())
-    packers = (plain._packer(), observed._packer(), plain._repacker())
+    recomputed = plain.recomputed
+    repacker = recomputed.packer(plain.saved, "", complete=True, early_stop=True, check=True)
+    packers = (plain._packer(), observed._packer(), repacker)
     keepers = (keeping._keeper([]), observed._keeper([]))
-    own = (plain._looker_up(), shape_of, storage_of, local_tensor, version_of, is_parameter)
+    own = (recomputed.looker_up(""), shape_of, storage_of, local_tensor, version_of, is_parameter)
     methods = (
         FrameObserver.saves,
         SavedKinds.compare,

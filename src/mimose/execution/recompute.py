@@ -38,6 +38,7 @@ from mimose.execution.context import ExecutionContext, outside_vmap
 from mimose.execution.dry_run import DryRun, DryRunRecorder, outputs_match
 from mimose.execution.frame_observer import FrameObserver
 from mimose.execution.on_host import ArgumentsOnHost, MovedStorage
+from mimose.execution.recomputed_tensors import REMEDY, AllThere, RecomputedTensors
 from mimose.execution.saved_arguments import ArgumentsSavedByGraph, SavedArguments
 from mimose.execution.saved_kinds import SavedKinds
 from mimose.execution.second_run import Arguments, nothing_stands_for
@@ -76,8 +77,8 @@ class Frame:
     """One run of a function whose activations are rebuilt: its forward, then its recomputes.
 
     A saved tensor is known by its number. In the graph the number stands for it; when the backward
-    asks for one, all are rebuilt and wait in `rebuilt` until they are asked for. If activations are
-    kept, `KeptTensor`s stand for them.
+    asks for one, all are rebuilt and wait in `recomputed` until they are asked for. `KeptTensor`s
+    stand for activations that are kept.
     """
 
     __slots__ = (
@@ -95,13 +96,11 @@ class Frame:
         "make_room",
         "name",
         "observer",
-        "rebuilt",
+        "recomputed",
         "run",
-        "run_id",
         "saved",
         "saved_arguments",
         "touched",
-        "versions",
     )
 
     def __init__(
@@ -143,10 +142,8 @@ class Frame:
         else:
             self.saved_arguments = SavedArguments(args, kwargs, tensors)
         self.saved = SavedKinds()
-        self.rebuilt: list[torch.Tensor | None] = []
-        self.versions: list[int] = []
+        self.recomputed = RecomputedTensors()
         self.complete = False
-        self.run_id: object = None
 
     def forward(self, args: Any, kwargs: Any) -> Any:
         cuda_was_up = torch.cuda.is_initialized()
@@ -325,25 +322,20 @@ class Frame:
         run = _exec_group()
         if run is None:
             run = task_id()
-        if run != self.run_id or run == _OUTSIDE:
+        recomputed = self.recomputed
+        if run != recomputed.backward or run == _OUTSIDE:
             self._recompute()
-            self.run_id = run
-        rebuilt = self.rebuilt
-        tensor = rebuilt[index]
+            recomputed.backward = run
+        tensor = recomputed.take(index)
         if tensor is None:
             return self._unpack_again(index)
-        rebuilt[index] = None
-        if tensor._version != self.versions[index]:
+        if recomputed.changed(index, tensor):
             self._raise_changed(tensor)
         if run == _OUTSIDE:  # no backward will ask for the others
-            self._forget_rebuilt()
+            recomputed.clear()
         elif self.observer is not None:
             self.observer.hold_until_used(tensor)
         return tensor
-
-    def _forget_rebuilt(self) -> None:
-        self.rebuilt.clear()
-        self.run_id = None
 
     def _raise_changed(self, tensor: torch.Tensor) -> NoReturn:
         raise RuntimeError(
@@ -360,7 +352,7 @@ class Frame:
                 "allowed, nor is reading ctx.saved_tensors twice in one backward: read it once"
             )
         self._recompute()  # another backward, as far as one can tell
-        tensor, self.rebuilt[index] = self.rebuilt[index], None
+        tensor = self.recomputed.take(index)
         assert tensor is not None
         return tensor
 
@@ -378,18 +370,24 @@ class Frame:
         self._rebuild()
 
     def _rebuild(self) -> None:
-        self.rebuilt.clear()
-        self.versions = []
+        self.recomputed.clear()
         listener = self.listener if self.complete else None
         if listener is not None:
             listener.before_recompute(self.run)
-        self._replay(self._repacker(), self._looker_up())
+        packer = self.recomputed.packer(
+            self.saved,
+            self._title,
+            complete=self.complete,
+            early_stop=self.early_stop,
+            check=self.check,
+        )
+        self._replay(packer, self.recomputed.looker_up(self._title))
         if listener is not None:
             listener.after_recompute(self.run)
-        if len(self.rebuilt) < len(self.saved):
+        if len(self.recomputed) < len(self.saved):
             self._fail(
                 "A different number of tensors was saved during the original forward and "
-                f"recomputation: {len(self.saved)} and {len(self.rebuilt)}"
+                f"recomputation: {len(self.saved)} and {len(self.recomputed)}"
             )
         if self.saved.misfits:
             self._fail(self.saved.describe_misfits())
@@ -404,98 +402,35 @@ class Frame:
                 f"{self._title}: {error}. Work on a copy of it, or exclude this block"
             ) from None
         self.saved.misfits.clear()
-        self.run_id = None
+        self.recomputed.backward = None
         run = self.execution_context.run
         try:
             with outside_vmap(), saved_tensors_hooks(pack, unpack), torch.enable_grad():
                 if self.found is None:
                     return run(self.function, args, kwargs)
                 return self.found.run(run, self.function, args, kwargs)
-        except _Stop:
+        except AllThere:
             return None
         except BaseException as error:
             if self._stopped_in_script(error):
                 return None
             if not self.keeping:
-                self.rebuilt.clear()
+                self.recomputed.clear()
             raise
 
     def _stopped_in_script(self, error: BaseException) -> bool:
         """Whether this was a stop: TorchScript makes an error of its own of any exception."""
-        there = len(self.rebuilt) == len(self.saved) and self.complete and not self.keeping
+        there = len(self.recomputed) == len(self.saved) and self.complete and not self.keeping
         return there and self.early_stop and isinstance(error, RuntimeError)
 
-    def _repacker(self) -> Callable[[torch.Tensor], int | torch.Tensor]:
-        """What sees the tensors that a recompute saves.
-
-        The recompute's graph, in which no backward runs, gets their numbers instead, and no hook
-        refers to the frame and its arguments: others may hold on to that graph for ever. torch's
-        `ModuleTracker` does, and `FlopCounterMode` with it: its hooks refer to their own nodes.
-        """
-        rebuilt, versions, compare = self.rebuilt, self.versions, self.saved.compare
-        owed, early_stop, check = len(self.saved), self.early_stop, self.check
-        title, complete = self._title, self.complete
-
-        def repack(tensor: torch.Tensor) -> int | torch.Tensor:
-            # Detached, or it would keep the recompute's graph alive, and with it every tensor.
-            if tensor.requires_grad:
-                tensor = tensor.detach()
-            index = len(rebuilt)
-            if index >= owed:
-                if complete:
-                    raise _too_many(title, owed)
-                return tensor  # for a backward inside the function
-            rebuilt.append(tensor)
-            versions.append(tensor._version)
-            if check:
-                compare(index, tensor)
-            if early_stop and index + 1 == owed:
-                raise _Stop
-            return index
-
-        return repack
-
-    def _looker_up(self) -> Callable[[int | torch.Tensor], torch.Tensor]:
-        """What gives a recompute's own graph its tensors, for a backward inside the function."""
-        rebuilt, title = self.rebuilt, self._title
-
-        def look_up(saved: int | torch.Tensor) -> torch.Tensor:
-            if not isinstance(saved, int):
-                return saved
-            tensor = rebuilt[saved] if saved < len(rebuilt) else None
-            if tensor is None:
-                raise RecomputeError(
-                    f"{title}: a second backward ran through what a recompute has made. {_REMEDY}"
-                )
-            return tensor
-
-        return look_up
-
     def _fail(self, problem: str) -> NoReturn:
-        self.rebuilt.clear()
-        raise RecomputeError(f"{self._title}: {problem}. {_REMEDY}")
+        self.recomputed.clear()
+        raise RecomputeError(f"{self._title}: {problem}. {REMEDY}")
 
     @property
     def _title(self) -> str:
         function = self.function
         return self.name or getattr(function, "__qualname__", "") or type(function).__qualname__
-
-
-def _too_many(title: str, saved: int) -> RecomputeError:
-    return RecomputeError(
-        f"{title}: trying to save more tensors during recomputation than during the original "
-        f"forward pass ({saved}). {_REMEDY}"
-    )
-
-
-class _Stop(BaseException):
-    """All that was owed is there. Not an Exception: a block's own `except` must not catch it."""
-
-
-_REMEDY = (
-    "The block ran differently the second time: look for state that it keeps outside its buffers, "
-    "or exclude it from recomputing"
-)
 
 
 _OUTSIDE = -1
