@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,14 +53,16 @@ class BlockInterceptor(TriedInterceptor):
         """How the model uses caches; None if the block takes none."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.module.training or not torch.is_grad_enabled():
-            return self.plain(args, kwargs)
+        module = self.module
+        own_call: Callable[..., Any] = self.compiled or module._call_impl
+        if not module.training or not torch.is_grad_enabled():
+            return own_call(*args, **kwargs)
         if torch.compiler.is_compiling():
             if torch.compiler.is_exporting():
-                return self.plain(args, kwargs)
+                return own_call(*args, **kwargs)
             refuse_in_compiled_code()
         if under_transform():
-            return self.plain(args, kwargs)
+            return own_call(*args, **kwargs)
         if self.tried.waiting is not None:
             self.tried.waiting.settle()
         bound = False
@@ -67,7 +70,7 @@ class BlockInterceptor(TriedInterceptor):
             args, kwargs, bound = self.caches.arguments_for(self.index, self.stack, args, kwargs)
         directive = self.director.direct(self.index, args, kwargs)
         if directive is KEEP:  # the most frequent case
-            return self.plain(args, kwargs)
+            return own_call(*args, **kwargs)
         out = self._run(directive, args, kwargs, may_fail=not bound)
         if directive.listener is not None and directive.listener.measures:
             watch_backward(directive.listener, directive.run, (args, kwargs), out)
