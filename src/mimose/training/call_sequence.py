@@ -12,10 +12,11 @@ class CallSequence:
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
-        self._expected: Iterator[Run] | None = None
+        self._next_expected: Run | None = None
+        """None if no order is expected, or no further run."""
+        self._expected_later: Iterator[Run] = iter(())
+        self.expects_order = False
         self._may_skip = False
-        self.first_block = -1
-        """The block that ran first; each further pass begins with it again."""
         self.unplanned = 0
         """The number of runs that are not in the plan because no loss uses them."""
         self.skipped = False
@@ -23,31 +24,37 @@ class CallSequence:
         self.out_of_order = False
         """Whether a run came after runs that were expected later."""
 
-    def next(self, block: int) -> Run:
-        """Count a call of this block: returns the block and which of its calls this is, from 0."""
-        if not self._counts:
-            self.first_block = block
+    def next(self, block: int) -> tuple[Run, bool]:
+        """Count a call of this block.
+
+        Returns the block and which of its calls this is, from 0; and whether it is the next
+        expected run.
+        """
         nth = self._counts.get(block, 0)
         self._counts[block] = nth + 1
-        return block, nth
+        run = block, nth
+        if run != self._next_expected:
+            return run, False
+        self._next_expected = next(self._expected_later, None)
+        return run, True
 
     def expect(self, runs: Iterable[Run], *, may_skip: bool) -> None:
         """Expect these runs from now on, in this order; `may_skip` if skipped runs are normal."""
-        self._expected, self._may_skip = iter(runs), may_skip
+        self._expected_later, self._may_skip = iter(runs), may_skip
+        self._next_expected = next(self._expected_later, None)
+        self.expects_order = True
 
-    @property
-    def expects_order(self) -> bool:
-        return self._expected is not None
-
-    def follows(self, run: Run) -> bool:
-        """Whether this run is the next expected one, or skips only runs that may be skipped."""
-        expected = self._expected
-        if expected is None or next(expected, None) == run:
+    def may_come_now(self, run: Run) -> bool:
+        """Whether a planned run that is not the next expected one may come now: no order is
+        expected, or it skips only runs that may be skipped."""
+        if not self.expects_order:
             return True
-        comes_later = run in expected  # consumes the iterator up to this run
-        self.skipped |= comes_later
-        if not comes_later:
-            self.out_of_order, self._expected = True, None
+        comes_later = run in self._expected_later  # consumes the iterator up to this run
+        if comes_later:
+            self.skipped = True
+            self._next_expected = next(self._expected_later, None)
+        else:
+            self.out_of_order, self.expects_order, self._next_expected = True, False, None
         return comes_later and self._may_skip
 
     def has_come(self, run: Run) -> bool:

@@ -157,15 +157,12 @@ class Engine:
     def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
         """The directive for the next call of a block. The first call opens the step."""
         step = self._now.step
-        if (
-            step is None
-            or step.backward.over
-            or (block == step.calls.first_block and step.abandoned)
-        ):
+        if step is None or step.backward.over or (block == step.first_block and step.abandoned):
             self._now.after_broken |= step is not None and step.broken
             step = self._open(args, kwargs)
             if step is None:
                 return KEEP
+            step.first_block = block
         elif step.nesting.inner:
             step.goes_on()
         return step.direct(block, args, kwargs)

@@ -62,7 +62,9 @@ class Step:
         self.evictor = evictor
         self._transfers = transfers
         self.plan = decision.cached.plan
-        self._take(decision.cached.choices)
+        self._take(decision.cached)
+        self.first_block = -1
+        """The block that ran first; each further pass begins with it again."""
         self.calls = CallSequence()
         self.backward = BackwardWatch(
             self._backward_arrives, lambda: when_over(self), lambda: when_later(self)
@@ -71,16 +73,16 @@ class Step:
         self.surprises: set[Surprise] = set()
         self.after_broken = False
         """Whether memory of an unfinished step was still held at the start."""
-        self.after_forward: list[Callable[[], None]] = []
+        self.after_forward = _before_head(collector, evictor, transfers)
         """Called when the last planned run has returned."""
         self._trials = trials
         """Counts the blocks that are tried from now on."""
         self._follow()
 
-    def _take(self, choices: dict[Run, Option]) -> None:
+    def _take(self, cached: CachedPlan) -> None:
         """Use these choices. The mapping is shared with other steps and must not be changed."""
-        self._choices = choices
-        self._last_planned = next(reversed(choices), None)
+        self._choices, self._guarded = cached.choices, cached.guarded
+        self._last_planned = next(reversed(cached.choices), None)
 
     @property
     def has_plan(self) -> bool:
@@ -96,16 +98,16 @@ class Step:
 
     def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
         """The directive for the next call of this block."""
-        run = self.calls.next(block)
+        run, as_expected = self.calls.next(block)
         option = self._choices.get(run)
         after: _After | None = self.backward.watch if self.backward.pending else None
         if option is None:
             option, after = self._unknown(run, after)
-        elif not self.calls.follows(run):
+        elif not (as_expected or self.calls.may_come_now(run)):
             self._be_strict(run)
             option = Option.RECOMPUTE
-        guarded = run in self.decision.cached.guarded
-        if run == self._last_planned:
+        guarded = run in self._guarded
+        if self.after_forward and run == self._last_planned:
             after = _both(after, self._forward_ends)
         mover = None
         if self._transfers is not None:
@@ -170,12 +172,6 @@ class Step:
 
     def _forward_ends(self, *_: Any) -> None:
         """The last planned run has returned."""
-        if self._transfers is not None:
-            self._transfers.after_last_forward()
-        if self.evictor is not None:
-            if self.collector is not None:
-                self.collector.before_head()
-            self.evictor.before_head()
         for call in self.after_forward:
             call()
 
@@ -208,7 +204,7 @@ class Step:
         if self.collector is None:
             self.size = size
         self.decision = replace(self.decision, cached=cached)
-        self._take(cached.choices)
+        self._take(cached)
         if self.calls.expects_order:
             to_come = [run for run in self._choices if not self.calls.has_come(run)]
             self.calls.expect(to_come, may_skip=may_skip)
@@ -343,6 +339,20 @@ class _Beside:
         step = self._step()
         if step is not None:
             step.is_used(self._run)
+
+
+def _before_head(
+    collector: Collector | None, evictor: StepEvictor | None, transfers: StepTransfers | None
+) -> list[Callable[[], None]]:
+    """What is called before the model's head runs."""
+    calls: list[Callable[[], None]] = []
+    if transfers is not None:
+        calls.append(transfers.after_last_forward)
+    if evictor is not None:
+        if collector is not None:
+            calls.append(collector.before_head)
+        calls.append(evictor.before_head)
+    return calls
 
 
 def _both(first: _After | None, second: _After | None) -> _After | None:
