@@ -79,7 +79,7 @@ class CostModel:
     @property
     def later_backward_bytes(self) -> int:
         """Additional bytes in use in a later backward through the same graph."""
-        return self._later_backward_bytes if self.retained else 0
+        return self._later_backward_bytes if self.retained.is_set else 0
 
     def note_later_backward(self, more_bytes: int) -> None:
         """A later backward through a graph used this many bytes more than the first."""
@@ -103,7 +103,7 @@ class CostModel:
 
         Only then can bytes leave the device and come back as planned.
         """
-        return not (self.any_order or self.retained or self.skips)
+        return not (self.any_order or self.retained.is_set or self.skips.is_set)
 
     @property
     def error(self) -> float | None:
@@ -330,7 +330,7 @@ class CostModel:
             pattern, missing_bytes, allocates=self.allocates
         )
         # In any order, a run may come while all others hold what they keep, as in a retained graph.
-        retained = bool(self.retained) or self.any_order
+        retained = self.retained.is_set or self.any_order
         all_allocated = in_all + self.later_backward_bytes
         return StepConditions(
             allocated, all_allocated, previous_output_bytes, retained, beside_bytes

@@ -31,22 +31,16 @@ class Reliability:
         self._suspect = False
         self._doubted_peak = False
         self._failed_at: InputSize | None = None
+        """The size of a step in which memory ran out, until one as large was observed."""
 
     def suspects(self, size: InputSize) -> bool:
         """Whether a step of this size should be observed, even if its prediction is trusted."""
-        return self._suspect or self.has_failed_at(size)
+        return self._suspect or (self._failed_at is not None and self._failed_at <= size)
 
     @property
     def doubted(self) -> bool:
         """Whether the costs may have changed since they were learned."""
         return self._doubted_peak
-
-    def has_failed_at(self, size: InputSize) -> bool:
-        """Whether memory ran out in a step of this size or smaller.
-
-        An observation of a step that is as large ends this.
-        """
-        return self._failed_at is not None and self._failed_at <= size
 
     def peaked(self, predicted_rise: int, real_rise: int, *, matters: bool = True) -> None:
         """A step peaked `real_rise` bytes above its start.
@@ -78,5 +72,5 @@ class Reliability:
         if self._doubted_peak:
             self._tolerated *= 2
         self._suspect = self._doubted_peak = False
-        if self.has_failed_at(size):
+        if self._failed_at is not None and self._failed_at <= size:
             self._failed_at = None

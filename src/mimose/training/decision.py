@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from mimose.costs import InputSize, Option, Run
@@ -47,8 +47,7 @@ class PlanKey(NamedTuple):
         return self[1:]
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """How a step runs."""
 
     cached: CachedPlan
@@ -91,7 +90,7 @@ class Decision:
             plan = Plan.of(profile, chosen, self.available_bytes)
             choices = dict(zip(choices, plan.choices, strict=True))
         cached = replace(self.cached, plan=plan, choices=choices, guarded=frozenset())
-        return replace(self, cached=cached)
+        return self._replace(cached=cached)
 
     def keeping_nothing(self) -> Decision:
         """The same step with every run recomputed."""
@@ -99,7 +98,7 @@ class Decision:
 
     def seen_by_all(self) -> Decision:
         """The same step, observed with every run recomputed."""
-        return replace(UNKNOWN, available_bytes=self.available_bytes)
+        return UNKNOWN._replace(available_bytes=self.available_bytes)
 
 
 _NOTHING_KNOWN = CachedPlan(NO_PLAN, {}, state=State.UNKNOWN)

@@ -6,7 +6,6 @@ The paper's scheduler with its plan cache.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from mimose.costs import InputSize, Option, Regime, Run, StepObservation
@@ -115,8 +114,7 @@ class Scheduler:
         roomy = calm and cached.plan.keeps_all and not cached.evictable
         skips = key.may_evict and not cost_model.worth_measuring(key.size, roomy=roomy)
         measured = observed or not (safe or skips)
-        decision = replace(
-            decision,
+        decision = decision._replace(
             observed=observed,
             measured=measured,
             evictable=key.may_evict and (measured or not (safe or roomy)),
@@ -134,15 +132,18 @@ class Scheduler:
         *,
         may_evict: bool,
     ) -> PlanKey:
-        available, least = self._available(setting, size, reading, previous_bytes)
+        # Previous outputs take from the forward: the most that they may be is taken, the least is
+        # given back.
+        least, most = setting.bracket(previous_bytes) if previous_bytes else (0, 0)
         cost_model = self.cost_model
+        available = setting.available(reading.in_use) / (1 + cost_model.uncertainty(size))
         return PlanKey(
-            available,
+            setting.rounded(int(available) + previous_bytes) - most,
             size,
             missing,
             least + setting.gradients.bytes_cleared_late(missing),
-            bool(cost_model.retained),
-            bool(cost_model.skips),
+            cost_model.retained.is_set,
+            cost_model.skips.is_set,
             cost_model.later_backward_bytes,
             cost_model.version,
             self.strictness,
@@ -151,21 +152,6 @@ class Scheduler:
             setting.host.version,
             self.planner.version,
         )
-
-    def _available(
-        self, setting: Setting, size: InputSize, reading: Reading, previous_bytes: int
-    ) -> tuple[int, int]:
-        """The bytes that the step may add, and those of previous outputs that its backward frees.
-
-        Previous outputs take from the forward: the most that they may be is taken, the least given
-        back.
-        """
-        available = setting.available(reading.in_use)
-        available = int(available / (1 + self.cost_model.uncertainty(size)))
-        if not previous_bytes:
-            return setting.rounded(available), 0
-        least, most = setting.bracket(previous_bytes)
-        return setting.rounded(available + previous_bytes) - most, least
 
     def plan_rest(
         self, setting: Setting, size: InputSize, decision: Decision, done: tuple[Option, ...]
@@ -223,7 +209,7 @@ class Scheduler:
 
         `planned_with` is what the step's plan already had for it.
         """
-        if real > before and self.cost_model.retained:
+        if real > before and self.cost_model.retained.is_set:
             self.cost_model.note_later_backward(planned_with + real - before)
 
     def failed(self, step: Step) -> None:

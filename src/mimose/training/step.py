@@ -203,7 +203,7 @@ class Step:
         self.expected, self.plan = size, cached.plan
         if self.collector is None:
             self.size = size
-        self.decision = replace(self.decision, cached=cached)
+        self.decision = self.decision._replace(cached=cached)
         self._take(cached)
         if self.calls.expects_order:
             to_come = [run for run in self._choices if not self.calls.has_come(run)]

@@ -121,7 +121,7 @@ class StepFactory:
         )
         choices = decision.cached.choices
         if choices and not (cost_model.any_order or self._hooks.must_agree):
-            step.calls.expect(choices, may_skip=bool(cost_model.skips))
+            step.calls.expect(choices, may_skip=cost_model.skips.is_set)
         step.after_broken = opening.after_broken
         if collector is not None and (opening.after_broken or self._frees_caches(opening)):
             collector.spoil()  # memory of an earlier step is freed in this one
@@ -142,7 +142,7 @@ class StepFactory:
             return False
         if cached.trusted:
             self._tell_if_too_little(setting, whole, cached, step.start.in_use)
-        step.plan_rest(whole, cached, may_skip=bool(self._scheduler.cost_model.skips))
+        step.plan_rest(whole, cached, may_skip=self._scheduler.cost_model.skips.is_set)
         self._overlap.share_predictions(step)
         return True
 
@@ -167,7 +167,7 @@ class StepFactory:
             decision = self._agreed(decision)
         bounded = bool(beside) or self._scheduler.cost_model.any_order
         if bounded:
-            decision = replace(decision, cached=replace(decision.cached, exact=False))
+            decision = decision._replace(cached=replace(decision.cached, exact=False))
         # Elsewhere more is only expected.
         if decision.new and decision.trusted and not bounded and len(size.passes) == 1:
             self._tell_if_too_little(setting, size, decision.cached, reading.in_use)
@@ -177,7 +177,7 @@ class StepFactory:
         """Whether blocks may be kept in a step that is observed."""
         cost_model, options = self._scheduler.cost_model, self._options
         alone = not (around or self._overlap.interrupts or self._hooks.must_agree)
-        usual = not (cost_model.any_order or cost_model.retained)
+        usual = not (cost_model.any_order or cost_model.retained.is_set)
         return alone and usual and options.collector.keeps and not options.observe_only
 
     def _agreed(self, decision: Decision) -> Decision:
