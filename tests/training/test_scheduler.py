@@ -253,6 +253,14 @@ def test_sizes_that_were_seen_are_not_in_doubt_for_a_larger_one_s_sake(bare: Bar
     assert not inside.evictable
 
 
+class NoOwner:
+    def step_over(self, step: Step) -> None:
+        pass
+
+    def later_backward_over(self, step: Step) -> None:
+        pass
+
+
 def step_of(scheduler: Scheduler, decision: Decision, length: int) -> Step:
     return Step(
         decision,
@@ -260,8 +268,7 @@ def step_of(scheduler: Scheduler, decision: Decision, length: int) -> Step:
         expected=size_of(length),
         size=size_of(length),
         cost_model=scheduler.cost_model,
-        when_over=lambda _: None,
-        when_later=lambda _: None,
+        owner=NoOwner(),
     )
 
 

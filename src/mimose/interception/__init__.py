@@ -11,7 +11,7 @@ from mimose.interception.compiled import BypassDetector, refuse_compiled, refuse
 from mimose.interception.directive import KEEP, RECOMPUTE, Directive, Director, Evictor, Mover
 from mimose.interception.root import RootInterceptor, RootOwner
 from mimose.interception.takeover import refuse_other_checkpointing
-from mimose.interception.tried import Trials
+from mimose.interception.tried import Tried
 
 __all__ = [
     "KEEP",
@@ -28,7 +28,7 @@ __all__ = [
     "RootInterceptor",
     "RootOwner",
     "Selector",
-    "Trials",
+    "Tried",
     "describe_blocks",
     "find_blocks",
     "name_pattern",

@@ -180,7 +180,8 @@ class Attachment:
     def __init__(self, model: nn.Module, blocks: list[Block], director: Director) -> None:
         self.takeover = Takeover(model, blocks)
         self.caches = CacheUse()
-        shared = (Tried(), self.caches)
+        self.tried = Tried()
+        shared = (self.tried, self.caches)
         self.interceptors = [
             BlockInterceptor(block, i, director, *shared) for i, block in enumerate(blocks)
         ]
@@ -196,7 +197,7 @@ class Attachment:
     def forward_begins(self) -> None:
         """The model was called: install missing interceptors, and note where its graph begins."""
         self.intercept_again()
-        self.interceptors[0].tried.first_node = next_node()
+        self.tried.first_node = next_node()
         for interceptor in self.interceptors:
             if interceptor.later is not None:
                 interceptor.later.note_earlier()

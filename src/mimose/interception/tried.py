@@ -60,19 +60,6 @@ class Tried:
             warn(f"block {block.name!r} {what}")
 
 
-class Trials:
-    """Whether any block was tried since this object was created."""
-
-    __slots__ = ("_before", "_tried")
-
-    def __init__(self, tried: Tried) -> None:
-        self._tried, self._before = tried, tried.trials
-
-    @property
-    def any_since(self) -> bool:
-        return self._tried.trials != self._before
-
-
 class Waiting:
     """A tried block whose activations stay until the next block runs.
 

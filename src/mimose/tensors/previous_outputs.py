@@ -26,8 +26,11 @@ class PreviousOutputs:
         """Remember what the model has returned."""
         self._outputs = [weakref.ref(tensor) for tensor in outputs]
 
-    def start_forward(self, device: torch.device) -> None:
-        """Note which outputs of the last step are alive on this device."""
+    def start_forward(self, device: torch.device) -> int:
+        """Note which outputs of the last step are alive on this device.
+
+        Returns the bytes that will be freed before the backward, judging by the last observed step.
+        """
         alive = [tensor for ref in self._outputs if (tensor := ref()) is not None]
         storages = {
             storage._cdata: (weakref.ref(tensor), storage.nbytes())
@@ -35,6 +38,7 @@ class PreviousOutputs:
             if tensor.device == device and (storage := storage_of(tensor)) is not None
         }
         self._alive = list(storages.values())
+        return sum([size for _, size in self._alive]) if self._alive and self._are_freed else 0
 
     def freed_bytes(self) -> int:
         """The bytes of previous outputs freed since the forward started."""
@@ -42,9 +46,3 @@ class PreviousOutputs:
         if any(size for _, size in self._alive):
             self._are_freed = freed > 0
         return freed
-
-    def expected_freed_bytes(self) -> int:
-        """The bytes that will be freed before the backward, judging by the last observed step."""
-        if not (self._alive and self._are_freed):
-            return 0
-        return sum([size for _, size in self._alive])

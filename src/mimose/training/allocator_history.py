@@ -68,8 +68,13 @@ class AllocatorHistory:
             reading = reading._replace(failures=self._last.failures)
         self._last = reading
 
-    def start_planned_step(self, reading: Reading) -> Reading:
-        """The reading to compare the step's peak with. Resets the peak if the meter is private."""
+    def start_planned_step(self, reading: Reading, plan_bytes: int) -> Reading:
+        """Make room for a step that adds `plan_bytes`, and reset the peak if the meter is private.
+
+        Returns the reading to compare the step's peak with.
+        """
+        if self._lost_too_much or self._failed_at is not None:
+            self.make_room(reading.in_use + plan_bytes, reading)
         if not self.meter.private:
             return reading
         self.meter.reset_peak()

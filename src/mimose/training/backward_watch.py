@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from mimose.execution import at_end_of_backward, nodes_of
 from mimose.tensors import keeps_graph, tensors_in
 
 
+class Watched(Protocol):
+    """A step whose backward is watched."""
+
+    over: bool
+    """Whether its backward is over."""
+
+    def goes_on(self) -> None: ...
+    def backward_ends(self) -> None: ...
+    def later_backward_ends(self) -> None: ...
+
+
 class BackwardWatch:
-    """Calls back when the backward of one step begins and ends, by hooks in its graph.
+    """Tells a step when its backward begins and ends, by hooks in its graph.
 
     The graph owns the hooks, and they hold no tensors. When the graph is freed, so are the hooks,
     and no backward is possible any more.
     """
 
-    def __init__(
-        self,
-        arrives: Callable[[], None],
-        ends: Callable[[], None],
-        later_ends: Callable[[], None],
-    ) -> None:
-        self._arrives, self._ends, self._later_ends = arrives, ends, later_ends
+    def __init__(self, step: Watched) -> None:
+        self._step = step
         self._graphs: list[weakref.ref[_Sentinel]] = []
         self.passes = 1
         """The number of forwards that have begun before the backward."""
         self.pending = True
         """Whether the graph of the current pass has no hook yet."""
         self.begun = False
-        self.over = False
         self.retained = False
         """Whether the graph outlives its backward."""
         self._in_later = False
@@ -67,20 +71,19 @@ class BackwardWatch:
         if not self.begun:
             self.begun = True
             self.retained = keeps_graph()
-            self._arrives()
+            self._step.goes_on()
             at_end_of_backward(self._end)
-        elif self.over and not self._in_later:
+        elif self._step.over and not self._in_later:
             self._in_later = True
             at_end_of_backward(self._later_end)
 
     def _end(self) -> None:
-        if not self.over:
-            self.over = True
-            self._ends()
+        if not self._step.over:
+            self._step.backward_ends()
 
     def _later_end(self) -> None:
         self._in_later = False
-        self._later_ends()
+        self._step.later_backward_ends()
 
 
 class _Sentinel:

@@ -101,6 +101,7 @@ class Engine:
             self._overlap,
             self._previous_outputs,
             self._notifications,
+            self,
         )
         self._rewind_store: RewindStore | None = None
         self._finalizers: list[weakref.finalize[..., nn.Module]] = []
@@ -157,7 +158,7 @@ class Engine:
     def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
         """The directive for the next call of a block. The first call opens the step."""
         step = self._now.step
-        if step is None or step.backward.over or (block == step.first_block and step.abandoned):
+        if step is None or step.over or (block == step.first_block and step.abandoned):
             self._now.after_broken |= step is not None and step.broken
             step = self._open(args, kwargs)
             if step is None:
@@ -271,7 +272,7 @@ class Engine:
             self._look_for_rebuilt()
         size = now.latest_size = now.announced or self.size_of(args, kwargs)
         now.announced, now.holes_seen = None, False
-        self._previous_outputs.start_forward(setting.device)
+        previous_bytes = self._previous_outputs.start_forward(setting.device)
         regime = setting.lookout.regime()
         if regime != self.scheduler.regime:
             self._enter(regime)
@@ -287,13 +288,14 @@ class Engine:
             size,
             self.scheduler.cost_model.expected_size(size),
             reading,
+            previous_bytes,
             around,
             now.last,
             self._learner.progress.steps,
             now.in_use_before,
             now.after_broken,
         )
-        step = self._factory.open(setting, opening, self._step_over, self._later_backward_over)
+        step = self._factory.open(setting, opening)
         if not self.attached:
             return None
         now.after_broken = False
@@ -389,11 +391,13 @@ class Engine:
 
     # What a step teaches
 
-    def _step_over(self, step: Step) -> None:
+    def step_over(self, step: Step) -> None:
+        """The backward of a step is over."""
         if self.setting is not None and self.setting.open:
             self._learner.step_over(step, self.setting)
 
-    def _later_backward_over(self, step: Step) -> None:
+    def later_backward_over(self, step: Step) -> None:
+        """Another backward through the graph of a step is over."""
         if step is self._now.last and self.setting is not None and self.setting.open:
             self._learner.later_backward_over(step, self.setting)
 

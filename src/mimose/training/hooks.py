@@ -39,7 +39,7 @@ class ModelHooks:
         self._rebuilt: Rebuilt | None = None
         self._bypass_detector = BypassDetector(model, [])
         self._steps = 0
-        self._of_several_ranks = False
+        self.of_several_ranks = False
 
     @property
     def model(self) -> nn.Module:
@@ -70,17 +70,13 @@ class ModelHooks:
         """A block was called in training, so the model is not compiled as a whole."""
         self._bypass_detector.close()
         if self._steps % _STEPS_BETWEEN_RANK_CHECKS == 0:  # takes as long as a cached plan
-            self._of_several_ranks = is_distributed()
+            self.of_several_ranks = is_distributed()
         self._steps += 1
-
-    @property
-    def of_several_ranks(self) -> bool:
-        return self._of_several_ranks
 
     @property
     def must_agree(self) -> bool:
         """Whether ranks must make the same decisions, because blocks issue collectives."""
-        return self._of_several_ranks and self.agreement.needed is not None
+        return self.of_several_ranks and self.agreement.needed is not None
 
     def rebuilt_blocks(self) -> list[str]:
         """The names of blocks that were replaced since the last call."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from mimose.costs import InputSize, Option, Run
 from mimose.estimation import CostModel, Surprise
 from mimose.execution import nodes_of
-from mimose.interception import KEEP, RECOMPUTE, Directive, Trials
+from mimose.interception import KEEP, RECOMPUTE, Directive, Tried
 from mimose.memory import Reading
 from mimose.planning import CachedPlan, Plan
 from mimose.tensors import tensors_in
@@ -32,6 +32,13 @@ _After = Callable[[Any, Any], None]
 """Called with the inputs and the output of a block's call."""
 
 
+class StepOwner(Protocol):
+    """Learns when the backwards of a step are over."""
+
+    def step_over(self, step: Step) -> None: ...
+    def later_backward_over(self, step: Step) -> None: ...
+
+
 class Step:
     """Carries out a decision: returns the directive for each call of a block."""
 
@@ -43,13 +50,13 @@ class Step:
         expected: InputSize,
         size: InputSize,
         cost_model: CostModel,
-        when_over: Callable[[Step], None],
-        when_later: Callable[[Step], None],
+        owner: StepOwner,
         collector: Collector | None = None,
         evictor: StepEvictor | None = None,
         transfers: StepTransfers | None = None,
-        trials: Trials | None = None,
+        tried: Tried | None = None,
     ) -> None:
+        self._owner = owner
         self.decision = decision
         self.cost_model = cost_model
         """The cost model that the plan was made from."""
@@ -66,18 +73,17 @@ class Step:
         self.first_block = -1
         """The block that ran first; each further pass begins with it again."""
         self.calls = CallSequence()
-        self.backward = BackwardWatch(
-            self._backward_arrives, lambda: when_over(self), lambda: when_later(self)
-        )
+        self.over = False
+        self.backward = BackwardWatch(self)
         self.nesting = Nesting()
         self.surprises: set[Surprise] = set()
         self.after_broken = False
         """Whether memory of an unfinished step was still held at the start."""
         self.after_forward = _before_head(collector, evictor, transfers)
         """Called when the last planned run has returned."""
-        self._trials = trials
-        """Counts the blocks that are tried from now on."""
-        self._follow()
+        self._tried, self._trials_before = tried, 0 if tried is None else tried.trials
+        if evictor is not None:
+            evictor.follow(decision.cached.profile, decision.cached.choices)
 
     def _take(self, cached: CachedPlan) -> None:
         """Use these choices. The mapping is shared with other steps and must not be changed."""
@@ -241,12 +247,14 @@ class Step:
             self.collector.spoil()
             outer.surprises.add(Surprise.UNKNOWN_RUN)
 
-    def _backward_arrives(self) -> None:
-        self.goes_on()
+    def backward_ends(self) -> None:
+        """The backward is over."""
+        self.over = True
+        self._owner.step_over(self)
 
-    @property
-    def over(self) -> bool:
-        return self.backward.over
+    def later_backward_ends(self) -> None:
+        """A later backward through the graph of this step is over."""
+        self._owner.later_backward_over(self)
 
     @property
     def broken(self) -> bool:
@@ -274,7 +282,7 @@ class Step:
     @property
     def tried_blocks(self) -> bool:
         """Whether a block was tried in this step: its immediate recompute adds to the peak."""
-        return self._trials is not None and self._trials.any_since
+        return self._tried is not None and self._tried.trials != self._trials_before
 
     @property
     def ran_as_planned(self) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from mimose.costs import InputSize
-from mimose.interception import Trials
 from mimose.memory import Reading
 from mimose.planning import CachedPlan
 from mimose.tensors import PreviousOutputs
@@ -21,7 +20,7 @@ from mimose.training.overlap import Overlap, predicts
 from mimose.training.scheduler import Scheduler
 from mimose.training.setting import Setting
 from mimose.training.shuttle import Shuttle
-from mimose.training.step import Step
+from mimose.training.step import Step, StepOwner
 from mimose.training.transfers import transfers_for
 
 _FEW_BYTES = 1 << 10
@@ -37,6 +36,8 @@ class Opening(NamedTuple):
     """The expected size of all its passes."""
     reading: Reading
     """Memory at this moment."""
+    previous_bytes: int
+    """Bytes of the last step's outputs that will be freed before the backward."""
     around: Sequence[Step]
     """Open steps of other handles that wait for their backward."""
     last: Step | None
@@ -60,6 +61,7 @@ class StepFactory:
         overlap: Overlap,
         previous_outputs: PreviousOutputs,
         notifications: Notifications,
+        owner: StepOwner,
     ) -> None:
         self._scheduler = scheduler
         self._options = options
@@ -67,20 +69,15 @@ class StepFactory:
         self._overlap = overlap
         self._previous_outputs = previous_outputs
         self._notifications = notifications
+        self._owner = owner
 
-    def open(
-        self,
-        setting: Setting,
-        opening: Opening,
-        when_over: Callable[[Step], None],
-        when_later: Callable[[Step], None],
-    ) -> Step:
-        """The step that begins now; `when_over` is called at the end of its backward, `when_later`
-        at the end of later backwards through its graph."""
+    def open(self, setting: Setting, opening: Opening) -> Step:
+        """The step that begins now."""
         # Taken first: a subscriber may detach mimose when it is told that the budget is too small.
-        interceptors = self._hooks.interceptors
-        trials = Trials(interceptors[0].tried)
-        decision = self._decide(setting, opening)
+        attachment = self._hooks.attachment
+        assert attachment is not None
+        must_agree = self._hooks.must_agree
+        decision = self._decide(setting, opening, must_agree=must_agree)
         collector = evictor = None
         start, cost_model = opening.reading, self._scheduler.cost_model
         if decision.measured:
@@ -95,8 +92,7 @@ class StepFactory:
                 collector,
             )
         if collector is None:
-            setting.history.make_room(start.in_use + decision.cached.plan.peak_bytes, start)
-            start = setting.history.start_planned_step(start)
+            start = setting.history.start_planned_step(start, decision.cached.plan.peak_bytes)
         transfers = None
         if collector is not None or decision.cached.plan.transfers:
             transfers = transfers_for(
@@ -104,23 +100,22 @@ class StepFactory:
                 setting.host,
                 collector,
                 setting.available(start.in_use),
-                len(interceptors),
+                len(attachment.interceptors),
             )
         step = Step(
             decision,
             start,
             expected=opening.whole,
             size=opening.size if collector is not None else opening.whole,
-            when_over=when_over,
-            when_later=when_later,
+            owner=self._owner,
             cost_model=cost_model,
             collector=collector,
             evictor=evictor,
             transfers=transfers,
-            trials=trials,
+            tried=attachment.tried,
         )
         choices = decision.cached.choices
-        if choices and not (cost_model.any_order or self._hooks.must_agree):
+        if choices and not (cost_model.any_order or must_agree):
             step.calls.expect(choices, may_skip=cost_model.skips.is_set)
         step.after_broken = opening.after_broken
         if collector is not None and (opening.after_broken or self._frees_caches(opening)):
@@ -146,7 +141,7 @@ class StepFactory:
         self._overlap.share_predictions(step)
         return True
 
-    def _decide(self, setting: Setting, opening: Opening) -> Decision:
+    def _decide(self, setting: Setting, opening: Opening, *, must_agree: bool) -> Decision:
         """How the step runs, among those of other handles and other ranks."""
         size, reading, around, last = opening.whole, opening.reading, opening.around, opening.last
         beside = self._overlap.beside_bytes(around, reading.in_use) if around else 0
@@ -154,14 +149,14 @@ class StepFactory:
             setting,
             size,
             reading,
-            self._previous_outputs.expected_freed_bytes(),
+            opening.previous_bytes,
             last if last is not None and not last.over else None,
             beside,
-            may_evict=self._can_measure_kept(()),
+            may_evict=self._can_measure_kept(must_agree=must_agree),
         )
         if around and not all(map(predicts, around)):
             decision = decision.keeping_nothing()  # a step around this one is being measured
-        if decision.observed and not self._can_measure_kept(around):
+        if decision.observed and (around or not self._can_measure_kept(must_agree=must_agree)):
             decision = decision.seen_by_all()
         if self._hooks.of_several_ranks:
             decision = self._agreed(decision)
@@ -173,10 +168,10 @@ class StepFactory:
             self._tell_if_too_little(setting, size, decision.cached, reading.in_use)
         return decision.seen_by_all() if self._options.observe_only else decision
 
-    def _can_measure_kept(self, around: Sequence[Step]) -> bool:
-        """Whether blocks may be kept in a step that is observed."""
+    def _can_measure_kept(self, *, must_agree: bool) -> bool:
+        """Whether blocks may be kept in a step that is observed, unless there are steps around."""
         cost_model, options = self._scheduler.cost_model, self._options
-        alone = not (around or self._overlap.interrupts or self._hooks.must_agree)
+        alone = not (must_agree or self._overlap.interrupts)
         usual = not (cost_model.any_order or cost_model.retained.is_set)
         return alone and usual and options.collector.keeps and not options.observe_only
 
@@ -218,7 +213,7 @@ class StepFactory:
         attachment = self._hooks.attachment
         if opening.number != 1 or attachment is None or not attachment.caches.in_use:
             return False
-        return self._previous_outputs.expected_freed_bytes() > _FEW_BYTES
+        return opening.previous_bytes > _FEW_BYTES
 
     def _time_forward(self, setting: Setting, step: Step) -> None:
         """Measure, once for each size, how long the blocks take while nothing is observed."""
