@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -65,7 +66,7 @@ class PlanCache:
     """Plans by conditions and available bytes; the least recently used one is dropped first."""
 
     def __init__(self, capacity: int = 512) -> None:
-        self._plans: dict[Hashable, list[CachedPlan]] = {}
+        self._plans: OrderedDict[Hashable, list[CachedPlan]] = OrderedDict()
         """By conditions; those used last come last, and of each the newest plan comes first."""
         self._capacity = capacity
         self.hits = 0
@@ -80,7 +81,7 @@ class PlanCache:
         for plan in plans:
             if available_bytes in plan.serves:
                 self.hits += 1
-                self._plans[conditions] = self._plans.pop(conditions)
+                self._plans.move_to_end(conditions)
                 return plan
         return None
 

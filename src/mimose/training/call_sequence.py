@@ -10,19 +10,20 @@ from mimose.costs import Run
 class CallSequence:
     """Counts the calls of each block in one step, and compares their order with the plan."""
 
+    unplanned = 0
+    """The number of runs that are not in the plan because no loss uses them."""
+    skipped = False
+    """Whether expected runs were skipped."""
+    out_of_order = False
+    """Whether a run came after runs that were expected later."""
+    expects_order = False
+    _may_skip = False
+    _next_expected: Run | None = None
+    """None if no order is expected, or no further run."""
+    _expected_later: Iterator[Run] = iter(())
+
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
-        self._next_expected: Run | None = None
-        """None if no order is expected, or no further run."""
-        self._expected_later: Iterator[Run] = iter(())
-        self.expects_order = False
-        self._may_skip = False
-        self.unplanned = 0
-        """The number of runs that are not in the plan because no loss uses them."""
-        self.skipped = False
-        """Whether expected runs were skipped."""
-        self.out_of_order = False
-        """Whether a run came after runs that were expected later."""
 
     def next(self, block: int) -> tuple[Run, bool]:
         """Count a call of this block.

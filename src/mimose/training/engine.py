@@ -296,7 +296,7 @@ class Engine:
             now.after_broken,
         )
         step = self._factory.open(setting, opening)
-        if not self.attached:
+        if step.decision.new and not self.attached:  # a subscriber was told that it does not fit
             return None
         now.after_broken = False
         if by_itself:

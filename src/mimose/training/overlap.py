@@ -45,7 +45,7 @@ class Overlap:
     def around(self, device: torch.device) -> list[Step]:
         """A step of this handle begins: the steps of other handles that wait for their backward."""
         self._close()
-        if self._device != device:
+        if self._device is None:
             self._device = device
             self._all.add(weakref.ref(self, self._all.discard))
         return self._of_others() if len(self._all) > 1 else []

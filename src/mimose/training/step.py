@@ -69,7 +69,7 @@ class Step:
         self.evictor = evictor
         self._transfers = transfers
         self.plan = decision.cached.plan
-        self._take(decision.cached)
+        self._choices, self._guarded = decision.cached.choices, decision.cached.guarded
         self.first_block = -1
         """The block that ran first; each further pass begins with it again."""
         self.calls = CallSequence()
@@ -79,16 +79,16 @@ class Step:
         self.surprises: set[Surprise] = set()
         self.after_broken = False
         """Whether memory of an unfinished step was still held at the start."""
-        self.after_forward = _before_head(collector, evictor, transfers)
+        self.after_forward: list[Callable[[], None]] = []
         """Called when the last planned run has returned."""
+        if transfers is not None:
+            self.after_forward.append(transfers.after_last_forward)
         self._tried, self._trials_before = tried, 0 if tried is None else tried.trials
         if evictor is not None:
             evictor.follow(decision.cached.profile, decision.cached.choices)
-
-    def _take(self, cached: CachedPlan) -> None:
-        """Use these choices. The mapping is shared with other steps and must not be changed."""
-        self._choices, self._guarded = cached.choices, cached.guarded
-        self._last_planned = next(reversed(cached.choices), None)
+            if collector is not None:
+                self.after_forward.append(collector.before_head)
+            self.after_forward.append(evictor.before_head)
 
     @property
     def has_plan(self) -> bool:
@@ -182,6 +182,10 @@ class Step:
             call()
 
     @property
+    def _last_planned(self) -> Run | None:
+        return next(reversed(self._choices), None)
+
+    @property
     def forward_is_over(self) -> bool:
         """Whether no more runs are expected."""
         last = self._last_planned
@@ -210,7 +214,7 @@ class Step:
         if self.collector is None:
             self.size = size
         self.decision = self.decision._replace(cached=cached)
-        self._take(cached)
+        self._choices, self._guarded = cached.choices, cached.guarded
         if self.calls.expects_order:
             to_come = [run for run in self._choices if not self.calls.has_come(run)]
             self.calls.expect(to_come, may_skip=may_skip)
@@ -347,20 +351,6 @@ class _Beside:
         step = self._step()
         if step is not None:
             step.is_used(self._run)
-
-
-def _before_head(
-    collector: Collector | None, evictor: StepEvictor | None, transfers: StepTransfers | None
-) -> list[Callable[[], None]]:
-    """What is called before the model's head runs."""
-    calls: list[Callable[[], None]] = []
-    if transfers is not None:
-        calls.append(transfers.after_last_forward)
-    if evictor is not None:
-        if collector is not None:
-            calls.append(collector.before_head)
-        calls.append(evictor.before_head)
-    return calls
 
 
 def _both(first: _After | None, second: _After | None) -> _After | None:

@@ -65,6 +65,8 @@ class StepFactory:
     ) -> None:
         self._scheduler = scheduler
         self._options = options
+        self._may_keep = options.collector.keeps and not options.observe_only
+        """Whether any step that is observed may keep blocks."""
         self._hooks = hooks
         self._overlap = overlap
         self._previous_outputs = previous_outputs
@@ -144,6 +146,7 @@ class StepFactory:
     def _decide(self, setting: Setting, opening: Opening, *, must_agree: bool) -> Decision:
         """How the step runs, among those of other handles and other ranks."""
         size, reading, around, last = opening.whole, opening.reading, opening.around, opening.last
+        may_evict = self._can_measure_kept(must_agree=must_agree)
         beside = self._overlap.beside_bytes(around, reading.in_use) if around else 0
         decision = self._scheduler.decide(
             setting,
@@ -152,11 +155,11 @@ class StepFactory:
             opening.previous_bytes,
             last if last is not None and not last.over else None,
             beside,
-            may_evict=self._can_measure_kept(must_agree=must_agree),
+            may_evict=may_evict,
         )
         if around and not all(map(predicts, around)):
             decision = decision.keeping_nothing()  # a step around this one is being measured
-        if decision.observed and (around or not self._can_measure_kept(must_agree=must_agree)):
+        if decision.observed and (around or not may_evict):
             decision = decision.seen_by_all()
         if self._hooks.of_several_ranks:
             decision = self._agreed(decision)
@@ -170,10 +173,10 @@ class StepFactory:
 
     def _can_measure_kept(self, *, must_agree: bool) -> bool:
         """Whether blocks may be kept in a step that is observed, unless there are steps around."""
-        cost_model, options = self._scheduler.cost_model, self._options
+        cost_model = self._scheduler.cost_model
         alone = not (must_agree or self._overlap.interrupts)
         usual = not (cost_model.any_order or cost_model.retained.is_set)
-        return alone and usual and options.collector.keeps and not options.observe_only
+        return alone and usual and self._may_keep
 
     def _agreed(self, decision: Decision) -> Decision:
         """This rank's decision, or the one that all ranks make together if they must agree."""
