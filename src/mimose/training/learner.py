@@ -71,17 +71,18 @@ class Learner:
             self._measured(step, step.collector, setting)
         else:
             setting.gradients.end_step()
-        reading = _reading_after(step, setting)
+        predicted = step.predicted_peak
+        reading = _reading_after(step, setting, predicted)
         real = None if reading is None else step.real_peak(reading)
-        self._events.step_over(_record_of(step, real, reading, setting.reserve.bytes))
+        self._events.step_over(_record_of(step, predicted, real, reading, setting.reserve.bytes))
         if reading is not None:
             self.progress.note_peak(reading.peak)
             if step.collector is None:
-                setting.history.learn_reserve(reading, real or step.predicted_peak)
+                setting.history.learn_reserve(reading, real or predicted)
         expected = self._scheduler.cost_model.retained.note(step.backward.retained)
         if expected and not step.after_broken:
-            predicted = real is not None and step.nesting.told_of_others
-            rise = real - step.start.in_use if predicted and real else None
+            told = step.nesting.told_of_others
+            rise = real - step.start.in_use if told and real else None
             limit = setting.budget_bytes - setting.reserve.bytes
             self._scheduler.step_over(step, rise, limit)
 
@@ -161,15 +162,19 @@ class Learner:
             self._notifications.planning_begins(setting, self._block_count, observed, reason)
 
 
-def _reading_after(step: Step, setting: Setting) -> Reading | None:
+def _reading_after(step: Step, setting: Setting, predicted_peak: int) -> Reading | None:
     if step.collector is None:
-        return setting.history.reading_after(step.predicted_peak)
+        return setting.history.reading_after(predicted_peak)
     readings = step.collector.readings
     return setting.meter.read()._replace(peak=readings.peak, peak_held=readings.peak_held)
 
 
 def _record_of(
-    step: Step, real_peak: int | None, end: Reading | None, reserve_bytes: int
+    step: Step,
+    predicted_peak: int,
+    real_peak: int | None,
+    end: Reading | None,
+    reserve_bytes: int,
 ) -> StepRecord:
     trusted, bounded = step.trusted, step.decision.bounded
     return StepRecord(
@@ -177,7 +182,7 @@ def _record_of(
         plan=step.done_plan if step.has_plan else None,
         new_plan=step.decision.new,
         observed=step.observed or not step.has_plan,
-        predicted_peak_bytes=step.predicted_peak if trusted or bounded else None,
+        predicted_peak_bytes=predicted_peak if trusted or bounded else None,
         is_bound=bounded,
         real_peak_bytes=real_peak,
         peak_bytes=None if end is None else end.peak,

@@ -69,6 +69,7 @@ class Step:
         self.evictor = evictor
         self._transfers = transfers
         self.plan = decision.cached.plan
+        self.has_plan = bool(self.plan.choices)
         self._choices, self._guarded = decision.cached.choices, decision.cached.guarded
         self.first_block = -1
         """The block that ran first; each further pass begins with it again."""
@@ -89,10 +90,6 @@ class Step:
             if collector is not None:
                 self.after_forward.append(collector.before_head)
             self.after_forward.append(evictor.before_head)
-
-    @property
-    def has_plan(self) -> bool:
-        return bool(self.plan.choices)
 
     def _follow(self) -> None:
         if self.evictor is not None:
