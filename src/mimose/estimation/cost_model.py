@@ -65,7 +65,8 @@ class CostModel:
         """Whether steps skip some of their runs."""
         self.any_order = False
         """Whether blocks have run in more than one order. Plans then hold for any order."""
-        self._later_backward_bytes = 0
+        self.later_backward_bytes = 0
+        """Additional bytes in use in a later backward through the same graph, if it is retained."""
         self._stand_in_steps = 0
         """Planned steps for which the other kind of step stood in."""
         self._without_backward: Counter[frozenset[Run]] = Counter()
@@ -76,15 +77,10 @@ class CostModel:
         """Changes when plans from trusted predictions should be made again. Unique among all cost
         models."""
 
-    @property
-    def later_backward_bytes(self) -> int:
-        """Additional bytes in use in a later backward through the same graph."""
-        return self._later_backward_bytes if self.retained.is_set else 0
-
     def note_later_backward(self, more_bytes: int) -> None:
         """A later backward through a graph used this many bytes more than the first."""
-        if more_bytes > self._later_backward_bytes:
-            self._later_backward_bytes = more_bytes
+        if more_bytes > self.later_backward_bytes:
+            self.later_backward_bytes = more_bytes
             self.version = next(_versions)
 
     @property
@@ -331,7 +327,7 @@ class CostModel:
         )
         # In any order, a run may come while all others hold what they keep, as in a retained graph.
         retained = self.retained.is_set or self.any_order
-        all_allocated = in_all + self.later_backward_bytes
+        all_allocated = in_all + (self.later_backward_bytes if self.retained.is_set else 0)
         return StepConditions(
             allocated, all_allocated, previous_output_bytes, retained, beside_bytes
         )
