@@ -45,6 +45,8 @@ class _Now:
     """The open step, and what is known of the next one."""
 
     step: Step | None = None
+    first_block: int = -1
+    """The block that opened it; each further pass begins with this block again."""
     last: Step | None = None
     """The step opened last, whether it has ended or not."""
     announced: InputSize | None = None
@@ -157,13 +159,14 @@ class Engine:
 
     def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
         """The directive for the next call of a block. The first call opens the step."""
-        step = self._now.step
-        if step is None or step.over or (block == step.first_block and step.abandoned):
-            self._now.after_broken |= step is not None and step.broken
+        now = self._now
+        step = now.step
+        if step is None or step.over or (block == now.first_block and step.abandoned):
+            now.after_broken |= step is not None and step.broken
             step = self._open(args, kwargs)
             if step is None:
                 return KEEP
-            step.first_block = block
+            now.first_block = block
         elif step.nesting.inner:
             step.goes_on()
         return step.direct(block, args, kwargs)

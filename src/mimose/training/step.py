@@ -68,11 +68,8 @@ class Step:
         self.collector = collector
         self.evictor = evictor
         self._transfers = transfers
-        self.plan = decision.cached.plan
-        self.has_plan = bool(self.plan.choices)
-        self._choices, self._guarded = decision.cached.choices, decision.cached.guarded
-        self.first_block = -1
-        """The block that ran first; each further pass begins with it again."""
+        self._cached = decision.cached
+        """The plan as it is carried out: at first as decided."""
         self.calls = CallSequence()
         self.over = False
         self.backward = BackwardWatch(self)
@@ -84,9 +81,10 @@ class Step:
         """Called when the last planned run has returned."""
         if transfers is not None:
             self.after_forward.append(transfers.after_last_forward)
-        self._tried, self._trials_before = tried, 0 if tried is None else tried.trials
+        self._trials = tried, 0 if tried is None else tried.trials
+        """Counts the trials of blocks; and how many there were before this step."""
         if evictor is not None:
-            evictor.follow(decision.cached.profile, decision.cached.choices)
+            self._follow()
             if collector is not None:
                 self.after_forward.append(collector.before_head)
             self.after_forward.append(evictor.before_head)
@@ -94,22 +92,32 @@ class Step:
     def _follow(self) -> None:
         if self.evictor is not None:
             may_evict = self.decision.may_evict
-            unseen = {r for r, o in self._choices.items() if o is Option.KEEP and not may_evict(r)}
-            self.evictor.follow(self.decision.cached.profile, self._choices, unseen)
+            choices = self._cached.choices
+            unseen = {r for r, o in choices.items() if o is Option.KEEP and not may_evict(r)}
+            self.evictor.follow(self._cached.profile, choices, unseen)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan as it is carried out."""
+        return self._cached.plan
+
+    @property
+    def has_plan(self) -> bool:
+        return bool(self._cached.plan.choices)
 
     # How blocks run
 
     def direct(self, block: int, args: Any, kwargs: Any) -> Directive:
         """The directive for the next call of this block."""
-        run, as_expected = self.calls.next(block)
-        option = self._choices.get(run)
+        cached, (run, as_expected) = self._cached, self.calls.next(block)
+        option = cached.choices.get(run)
         after: _After | None = self.backward.watch if self.backward.pending else None
         if option is None:
             option, after = self._unknown(run, after)
         elif not (as_expected or self.calls.may_come_now(run)):
             self._be_strict(run)
             option = Option.RECOMPUTE
-        guarded = run in self._guarded
+        guarded = run in cached.guarded
         if self.after_forward and run == self._last_planned:
             after = _both(after, self._forward_ends)
         mover = None
@@ -147,16 +155,20 @@ class Step:
         is what the plan keeps up to here."""
         surprise = Surprise.RUNS_SKIPPED if self.calls.skipped else Surprise.OTHER_ORDER
         self.surprises.add(surprise)
-        self._choices = {**self._choices, run: Option.RECOMPUTE}
-        self.recompute_the_rest()
+        self._recompute(run)
 
     def recompute_the_rest(self) -> None:
         """Recompute all runs that have not begun."""
-        self._choices = {
-            run: option if self.calls.has_come(run) else Option.RECOMPUTE
-            for run, option in self._choices.items()
+        self._recompute(None)
+
+    def _recompute(self, current: Run | None) -> None:
+        """Recompute the current run, if there is one, and all that have not begun."""
+        choices = {
+            run: option if self.calls.has_come(run) and run != current else Option.RECOMPUTE
+            for run, option in self._cached.choices.items()
         }
-        self.plan = replace(self.plan, choices=tuple(self._choices.values()))
+        plan = replace(self.plan, choices=tuple(choices.values()))
+        self._cached = replace(self._cached, plan=plan, choices=choices)
         self._follow()
 
     def ran_out(self) -> None:
@@ -180,7 +192,7 @@ class Step:
 
     @property
     def _last_planned(self) -> Run | None:
-        return next(reversed(self._choices), None)
+        return next(reversed(self._cached.choices), None)
 
     @property
     def forward_is_over(self) -> bool:
@@ -201,19 +213,18 @@ class Step:
     @property
     def choices_so_far(self) -> tuple[Option, ...] | None:
         """The choices of the runs so far; None if they did not follow the order of the plan."""
-        done = [self.calls.has_come(run) for run in self._choices]
+        done = [self.calls.has_come(run) for run in self._cached.choices]
         ran = done.index(False) if False in done else len(done)
-        return None if any(done[ran:]) else tuple(self._choices.values())[:ran]
+        return None if any(done[ran:]) else self.plan.choices[:ran]
 
     def plan_rest(self, size: InputSize, cached: CachedPlan, *, may_skip: bool) -> None:
         """Use a new plan for the remaining runs, now that the size of the step is known."""
-        self.expected, self.plan = size, cached.plan
+        self.expected, self._cached = size, cached
         if self.collector is None:
             self.size = size
         self.decision = self.decision._replace(cached=cached)
-        self._choices, self._guarded = cached.choices, cached.guarded
         if self.calls.expects_order:
-            to_come = [run for run in self._choices if not self.calls.has_come(run)]
+            to_come = [run for run in cached.choices if not self.calls.has_come(run)]
             self.calls.expect(to_come, may_skip=may_skip)
         self._follow()
 
@@ -283,7 +294,8 @@ class Step:
     @property
     def tried_blocks(self) -> bool:
         """Whether a block was tried in this step: its immediate recompute adds to the peak."""
-        return self._tried is not None and self._tried.trials != self._trials_before
+        tried, before = self._trials
+        return tried is not None and tried.trials != before
 
     @property
     def ran_as_planned(self) -> bool:
@@ -296,7 +308,7 @@ class Step:
         evicted = None if self.evictor is None else self.evictor.evicted
         if not evicted:
             return self.plan
-        choices = {**self._choices, **dict.fromkeys(evicted, Option.RECOMPUTE)}
+        choices = {**self._cached.choices, **dict.fromkeys(evicted, Option.RECOMPUTE)}
         return self.decision.with_choices(choices).cached.plan
 
     @property
