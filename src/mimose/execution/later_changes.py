@@ -9,7 +9,7 @@ recompute.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableSet
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -94,12 +94,15 @@ class NewChanges:
 class ChangeDetector:
     """Watches the attributes and buffers that a block's forwards have left unchanged so far.
 
-    Call `before_forward`, run the forward, then call `new_changes` of the result.
+    Call `before_forward`, run the forward, then call `new_changes` of the result. If an attribute
+    is a large tensor, the detector adds itself to `with_large`. Then call `note_earlier`, too,
+    whenever the model is called.
     """
 
     __slots__ = (
+        "__weakref__",
         "_earlier",
-        "_has_large",
+        "_with_large",
         "dicts",
         "getters",
         "holders",
@@ -111,7 +114,11 @@ class ChangeDetector:
     )
 
     def __init__(
-        self, block: nn.Module, known: Iterable[AttributeSlot], buffers: Iterable[BufferSlot]
+        self,
+        block: nn.Module,
+        known: Iterable[AttributeSlot],
+        buffers: Iterable[BufferSlot],
+        with_large: MutableSet[ChangeDetector],
     ) -> None:
         self.holders: list[Any] = []
         self.names: list[list[str]] = []
@@ -128,8 +135,7 @@ class ChangeDetector:
                 self._add(holder, names)
         self.without_tensors: list[type] | None = None
         """Types of all attributes among which there was no tensor: values would be kept alive."""
-        self._has_large = False
-        """Whether an attribute was a large tensor."""
+        self._with_large = with_large
         self._earlier: list[weakref.ref[torch.Tensor]] = []
         self.dicts = [vars(holder) for holder in self.holders]
         self.sizes = list(map(len, self.dicts))
@@ -146,12 +152,9 @@ class ChangeDetector:
                 self.mutable.append((holder, name))
 
     def note_earlier(self) -> None:
-        """The model was called: remember the large tensors that are there already, if any were."""
-        if self._has_large:
-            values = (
-                t.get(n) for t, names in zip(self.dicts, self.names, strict=True) for n in names
-            )
-            self._earlier = [weakref.ref(v) for v in values if isinstance(v, torch.Tensor)]
+        """The model was called: remember the tensors that are there already."""
+        values = (t.get(n) for t, names in zip(self.dicts, self.names, strict=True) for n in names)
+        self._earlier = [weakref.ref(v) for v in values if isinstance(v, torch.Tensor)]
 
     def holds(self, tensor: torch.Tensor, oldest_node: int) -> bool:
         """Whether a recompute may hold this tensor until the backward."""
@@ -160,7 +163,7 @@ class ChangeDetector:
             return node._sequence_nr() >= oldest_node
         if isinstance(tensor, nn.Parameter) or bytes_of([tensor]) <= MOST_COPIED_BYTES:
             return True
-        self._has_large = True
+        self._with_large.add(self)
         return not any(ref() is tensor for ref in self._earlier)
 
     @property

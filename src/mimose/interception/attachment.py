@@ -198,9 +198,8 @@ class Attachment:
         """The model was called: install missing interceptors, and note where its graph begins."""
         self.intercept_again()
         self.tried.first_node = next_node()
-        for interceptor in self.interceptors:
-            if interceptor.later is not None:
-                interceptor.later.note_earlier()
+        for detector in self.tried.with_large:
+            detector.note_earlier()
 
     def intercept_again(self) -> None:
         """Install interceptors again on blocks that were compiled, or whose call was replaced.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from mimose.errors import warn
-from mimose.execution import ArgumentCopies, Frame
+from mimose.execution import ArgumentCopies, ChangeDetector, Frame
 
 if TYPE_CHECKING:
     from mimose.interception.verdict import JudgedInterceptor
@@ -37,6 +37,8 @@ class Tried:
         """The tried block whose verdict waits for the next block to run."""
         self.classes: Counter[type[nn.Module]] = Counter()
         """The number of blocks of each class."""
+        self.with_large: weakref.WeakSet[ChangeDetector] = weakref.WeakSet()
+        """The detectors of blocks among whose attributes are large tensors."""
         self.first_node = 0
         """The number of the first autograd node of the model's present forward."""
         self._reported: set[tuple[type[nn.Module], str]] = set()

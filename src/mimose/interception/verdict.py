@@ -121,7 +121,8 @@ class JudgedInterceptor(Interceptor):
         known = {(id(module), name) for module, name in self.changing}
         places = all_buffer_slots(self.module)
         quiet = [(module, name) for module, name in places if (id(module), name) not in known]
-        self.later = ChangeDetector(self.module, self.side_effects.attributes, quiet)
+        known_attributes, with_large = self.side_effects.attributes, self.tried.with_large
+        self.later = ChangeDetector(self.module, known_attributes, quiet, with_large)
         return self.later
 
     def move_to(self, module: nn.Module) -> None:
