@@ -18,18 +18,22 @@ from parts import Assembled, Observations
 
 
 class LateClock(Clock):
-    """Measures each run's time as the number of its step; returns None while it is `late`."""
+    """Measures each run's time as the number of its step.
+
+    Returns None while it is `late`, and for steps from `late_from` on.
+    """
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
         self.late, self.step, self.marks = True, 0, 0
+        self.late_from = 1 << 30
 
     def mark(self) -> tuple[int, int]:
         self.marks += 1
         return self.step, self.marks
 
     def seconds(self, start: tuple[int, int], end: tuple[int, int]) -> float | None:
-        return None if self.late else float(start[0])
+        return None if self.late or start[0] >= self.late_from else float(start[0])
 
 
 def seconds_of(*observations: StepObservation) -> set[float]:
@@ -107,6 +111,18 @@ def test_until_times_come_those_that_are_predicted_count() -> None:
     assert all(1.0 <= seconds <= 4.0 for seconds in run.seconds[-1])
     run.times_come()
     assert run.seconds[-1] == {5.0}
+    run.handle.detach()
+
+
+def test_predicted_times_follow_from_those_that_come_at_the_same_moment() -> None:
+    """As they do while the host is a step ahead of the device."""
+    run = Observing()
+    run.train(*texts([40, 60, 80, 100]))
+    run.clock.late_from = run.clock.step = 5
+    train(run.model, texts([70]))
+    run.times_come()
+    assert run.seconds[:-1] == [{1.0}, {2.0}, {3.0}, {4.0}]
+    assert all(1.0 <= seconds <= 4.0 for seconds in run.seconds[-1])
     run.handle.detach()
 
 

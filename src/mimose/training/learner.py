@@ -129,6 +129,13 @@ class Learner:
         """Learn from new observed steps, and from times that the device has measured since."""
         if not self._pending:
             return
+        # Late times first: those that are predicted for new observations follow from them.
+        for pending in self._pending.late():
+            observation = pending.observation()
+            assert observation is not None
+            assert pending.cost_model is not None
+            pending.cost_model.take_times(observation)
+            self._events.timed(observation, pending.regime)
         for pending in self._pending.new():
             collector, cost_model = pending.collector, self._scheduler.cost_model
             observation = pending.observation()
@@ -141,12 +148,6 @@ class Learner:
                     observation = cost_model.with_predicted_times(observation)
                 self._learn(replace(observation, provisional=first), setting)
                 pending.cost_model, pending.regime = cost_model, self._scheduler.regime
-        for pending in self._pending.late():
-            observation = pending.observation()
-            assert observation is not None
-            assert pending.cost_model is not None
-            pending.cost_model.take_times(observation)
-            self._events.timed(observation, pending.regime)
 
     def _learn(self, observation: StepObservation, setting: Setting | None) -> None:
         was_ready, began = self._scheduler.cost_model.ready, time.perf_counter()
