@@ -206,7 +206,8 @@ def test_each_pass_is_planned_for_its_own_length(drawn: Drawn) -> None:
     planned = [
         step for step in run.steps if step.plan and not step.observed and not bool(step.surprises)
     ]
-    lengths = [sum(step.size.dims[1::2]) for step in planned]
-    kept = {length: step.plan.kept for length, step in zip(lengths, planned, strict=True)}
-    assert kept[min(kept)] > kept[max(kept)]
+    planned.sort(key=lambda step: sum(step.size.dims[1::2]))
+    kept, half = [step.plan.kept for step in planned], len(planned) // 2
+    # Of two single steps the longer one may keep more runs, if these take longer to recompute.
+    assert sum(kept[:half]) / half > sum(kept[-half:]) / half
     assert len({step.plan.choices for step in planned}) > 2
