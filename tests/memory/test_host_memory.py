@@ -337,6 +337,23 @@ def test_after_a_shortage_the_arena_asks_again_but_not_at_once(
     assert arena.held_bytes >= 100 << 20
 
 
+def test_reserve_makes_do_with_what_is_needed_if_there_is_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arena, needed = HostArena(1 << 30, CPU), 16 << 20
+
+    def scarce(nbytes: int, device: torch.device) -> HostSegment:
+        if nbytes > needed:
+            raise ShortageError("only 16 MiB of host memory are free")
+        return HostSegment(nbytes, device)
+
+    monkeypatch.setattr(host_arena, "HostSegment", scarce)
+    assert arena.reserve(needed)
+    assert arena.held_bytes == needed
+    assert not arena.reserve(3 * needed)
+    arena.close()
+
+
 def test_an_arena_may_be_closed_by_the_thread_that_grows_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

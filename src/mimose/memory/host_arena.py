@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import torch
 
@@ -103,12 +104,13 @@ class HostArena:
         if nbytes > self.limit_bytes:
             return False
         self._finish_growing()
-        if nbytes > self.held_bytes:
-            try:
-                self._segments.append(HostSegment(self._missing(nbytes), self._device))
-            except ShortageError:
-                return False
-        return True
+        if nbytes <= self.held_bytes:
+            return True
+        for missing in (self._missing(nbytes), nbytes - self.held_bytes):
+            with suppress(ShortageError):
+                self._segments.append(HostSegment(missing, self._device))
+                return True
+        return False
 
     def _missing(self, nbytes: int) -> int:
         """Bytes to add to hold `nbytes` and an eighth more: the next plan often needs more."""
