@@ -38,7 +38,7 @@ from mimose.estimation.cost_model import CostModel
 from mimose.memory.meters import CpuMeter
 from mimose.memory.reserve import PageReserve
 from mimose.reporting import Stats
-from parts import Assembled, Counted
+from parts import Assembled, Counted, Layer
 
 
 def assert_trains_as_plain(
@@ -354,6 +354,37 @@ class Takes(models.Encoder):
             if number == 2:
                 x = x + x.detach().repeat(1, 1, 100).mean(-1, keepdim=True)
         return self.head(x.mean(1))
+
+
+class ChangesDict(Layer):
+    def forward(self, state: dict[str, Any]) -> dict[str, Any]:
+        state["x"] = super().forward(state["x"])
+        state["total"] = state["total"] + state["x"].mean()
+        return state
+
+
+class Carries(nn.Module):
+    """Its blocks take and return one value that holds all they compute."""
+
+    def __init__(self, block: type[nn.Module], make: Callable[..., Any]) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        self.blocks = nn.ModuleList(block() for _ in range(5))
+        self.make = make
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        state = self.make(x=self.embedding(input_ids), total=0.0)
+        for block in self.blocks:
+            state = block(state)
+        x, total = state.values() if isinstance(state, dict) else state
+        return x.mean(1) + total
+
+
+@pytest.mark.parametrize(("block", "make"), [(ChangesDict, dict)])
+def test_blocks_that_carry_a_value_along_are_predicted(
+    block: type[nn.Module], make: Callable[..., Any]
+) -> None:
+    assert_trains_as_plain(Carries(block, make), texts(lengths(24, 20, 70)), steps=12)
 
 
 def test_what_is_taken_between_two_blocks_is_predicted() -> None:

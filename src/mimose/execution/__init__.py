@@ -13,6 +13,7 @@ from mimose.execution.autograd import (
     next_node,
     nodes_of,
     watch_backward,
+    with_graph,
 )
 from mimose.execution.buffers import (
     BufferSlot,
@@ -104,4 +105,5 @@ __all__ = [
     "run_restoring_attributes",
     "run_saving_on_host",
     "watch_backward",
+    "with_graph",
 ]

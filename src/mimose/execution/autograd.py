@@ -63,9 +63,16 @@ class Listener:
         """
 
 
-def watch_backward(listener: Listener, run: int, inputs: Any, out: Any) -> None:
-    """Report to `listener` when the backward enters a block that has just run, and leaves it."""
-    source = next((t for t in tensors_in(inputs) if t.grad_fn is not None), None)
+def with_graph(inputs: Any) -> torch.Tensor | None:
+    """The first of a block's inputs through which the backward leaves the block; None if none."""
+    return next((t for t in tensors_in(inputs) if t.grad_fn is not None), None)
+
+
+def watch_backward(listener: Listener, run: int, source: torch.Tensor | None, out: Any) -> None:
+    """Report to `listener` when the backward enters a block that has just run, and leaves it.
+
+    `source` is the result of `with_graph` before the run, which may have changed its containers.
+    """
     ends_with_backward = source is None  # the hooks must not hold the tensor itself
     last_task: list[object] = [None]
 

@@ -22,10 +22,22 @@ from mimose.tensors import (
 class FrameObserver:
     """Reports to a listener what the forward of one run saved. Holds rebuilt tensors in use."""
 
-    __slots__ = ("_in_use", "_node", "_storages", "listener", "parameters", "run")
+    __slots__ = (
+        "_given",
+        "_in_use",
+        "_inputs",
+        "_node",
+        "_storages",
+        "listener",
+        "parameters",
+        "run",
+    )
 
-    def __init__(self, listener: Listener, run: int) -> None:
+    def __init__(self, listener: Listener, run: int, args: Any, kwargs: Any) -> None:
         self.listener, self.run = listener, run
+        # Noted before the forward, which may change the containers among its arguments.
+        self._inputs = argument_tensors(args, kwargs)
+        self._given = storages_in((args, kwargs))
         self._storages: list[weakref.ref[Any]] = []
         self.parameters: set[int] = set()
         """The indices of kept tensors that are parameters."""
@@ -40,13 +52,11 @@ class FrameObserver:
             if storage is not None:
                 self._storages.append(weakref.ref(storage))
 
-    def forward_ends(
-        self, args: Any, kwargs: Any, out: Any, kept: Sequence[torch.Tensor] | None
-    ) -> None:
+    def forward_ends(self, out: Any, kept: Sequence[torch.Tensor] | None) -> None:
         """The forward is done. `kept` are its activations, None if they are not kept."""
         saved = self._saved_storages(kept)
-        inputs = argument_tensors(args, kwargs)
-        given = storages_in(inputs)
+        inputs, given = self._inputs, self._given
+        self._inputs, self._given = [], {}
         made = {
             storage._cdata: tensor
             for tensor in tensors_in(out)

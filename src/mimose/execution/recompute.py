@@ -123,8 +123,9 @@ class Frame:
         self.function = function
         self.name = name
         self.listener, self.run = listener, run
-        measured = listener is not None and listener.measures
-        self.observer = FrameObserver(listener, run) if measured and listener else None
+        self.observer: FrameObserver | None = None
+        if listener is not None and listener.measures:
+            self.observer = FrameObserver(listener, run, args, kwargs)
         self.make_room = make_room
         """Frees memory of other runs when a recompute runs out of it; whether any came free."""
         self.check = check
@@ -153,7 +154,7 @@ class Frame:
             with saved_tensors_hooks(self._packer(), self._unpack):
                 out = self.function(*args, **kwargs)
             if self.observer is not None:
-                self.observer.forward_ends(args, kwargs, out, None)
+                self.observer.forward_ends(out, None)
         self.complete = True
         if not cuda_was_up and self.execution_context.generators and torch.cuda.is_initialized():
             raise RuntimeError(
@@ -170,7 +171,7 @@ class Frame:
             self.kept = list(map(weakref.ref, kept))
             if self.observer is not None:
                 tensors = [each.tensor for each in kept if each.tensor is not None]
-                self.observer.forward_ends(args, kwargs, out, tensors)
+                self.observer.forward_ends(out, tensors)
             return out
         finally:
             kept.clear()  # the graph holds the hooks, and the hooks hold this list

@@ -19,6 +19,7 @@ from mimose.execution import (
     next_node,
     refuses_hooks,
     watch_backward,
+    with_graph,
 )
 from mimose.interception.blocks import Block
 from mimose.interception.cached_weights import KEPT_WHILE_CACHED, finds_cached_weights
@@ -71,9 +72,12 @@ class BlockInterceptor(TriedInterceptor):
         directive = self.director.direct(self.index, args, kwargs)
         if directive is KEEP:  # the most frequent case
             return own_call(*args, **kwargs)
+        listener = directive.listener
+        measures = listener is not None and listener.measures
+        source = with_graph((args, kwargs)) if measures else None
         out = self._run(directive, args, kwargs, may_fail=not bound)
-        if directive.listener is not None and directive.listener.measures:
-            watch_backward(directive.listener, directive.run, (args, kwargs), out)
+        if listener is not None and measures:
+            watch_backward(listener, directive.run, source, out)
         if directive.after is not None:
             directive.after((args, kwargs), out)
         return out
