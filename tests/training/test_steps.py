@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -356,6 +356,19 @@ class Takes(models.Encoder):
         return self.head(x.mean(1))
 
 
+class Carried(NamedTuple):
+    """What blocks pass on to each other."""
+
+    x: torch.Tensor
+    total: torch.Tensor | float
+
+
+class TakesTuple(Layer):
+    def forward(self, state: Carried) -> Carried:
+        x = super().forward(state.x)
+        return Carried(x, state.total + x.mean())
+
+
 class ChangesDict(Layer):
     def forward(self, state: dict[str, Any]) -> dict[str, Any]:
         state["x"] = super().forward(state["x"])
@@ -380,7 +393,7 @@ class Carries(nn.Module):
         return x.mean(1) + total
 
 
-@pytest.mark.parametrize(("block", "make"), [(ChangesDict, dict)])
+@pytest.mark.parametrize(("block", "make"), [(TakesTuple, Carried), (ChangesDict, dict)])
 def test_blocks_that_carry_a_value_along_are_predicted(
     block: type[nn.Module], make: Callable[..., Any]
 ) -> None:

@@ -52,6 +52,10 @@ class FrameObserver:
             if storage is not None:
                 self._storages.append(weakref.ref(storage))
 
+    def will_drop(self, kept: Sequence[torch.Tensor]) -> None:
+        """The forward has kept these activations, which are dropped before its end is reported."""
+        self._storages = list(map(weakref.ref, self._saved_storages(kept).values()))
+
     def forward_ends(self, out: Any, kept: Sequence[torch.Tensor] | None) -> None:
         """The forward is done. `kept` are its activations, None if they are not kept."""
         saved = self._saved_storages(kept)

@@ -85,6 +85,7 @@ class Frame:
         "__weakref__",
         "check",
         "complete",
+        "dropping",
         "early_stop",
         "evictable",
         "execution_context",
@@ -118,6 +119,7 @@ class Frame:
         early_stop: bool = True,
         found: Found | None = None,
         keeping: bool = False,
+        dropping: bool = False,
     ) -> None:
         tensors = argument_tensors(args, kwargs)
         self.function = function
@@ -132,6 +134,8 @@ class Frame:
         self.early_stop = early_stop
         self.found = found
         self.keeping = keeping
+        self.dropping = dropping
+        """Whether its activations are kept only until `drop` is called, after the forward."""
         self.kept: list[weakref.ref[KeptTensor]] = []
         self.evictable = False
         """Whether its kept activations can be evicted before the backward comes to them."""
@@ -171,7 +175,10 @@ class Frame:
             self.kept = list(map(weakref.ref, kept))
             if self.observer is not None:
                 tensors = [each.tensor for each in kept if each.tensor is not None]
-                self.observer.forward_ends(out, tensors)
+                if self.dropping:
+                    self.observer.will_drop(tensors)
+                else:
+                    self.observer.forward_ends(out, tensors)
             return out
         finally:
             kept.clear()  # the graph holds the hooks, and the hooks hold this list
@@ -245,6 +252,16 @@ class Frame:
         copied = nothing_stands_for if given is None else given.stands_for
         return saved.again(now, copied, own_caches=own_caches)
 
+    def drop(self, out: Any) -> None:
+        """Drop the activations, and report the end of the forward only then: the memory between
+        this block and the next one is without them.
+
+        For a frame made with `keeping=True` and `dropping=True`.
+        """
+        self.evict()
+        if self.observer is not None:
+            self.observer.forward_ends(out, None)
+
     def move_arguments(
         self, movable: Sequence[torch.Tensor], host: HostMemory
     ) -> list[MovedStorage]:
@@ -265,6 +282,7 @@ class Frame:
         otherwise hold it, and it them, where no garbage collector sees that.
         """
         self.function, self.found, self.evictable = _as_it_is, None, False
+        self.observer = None
         self.saved_arguments = SavedArguments((), {}, [])
 
     def _packer(self) -> Callable[[torch.Tensor], int]:

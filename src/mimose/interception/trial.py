@@ -98,8 +98,10 @@ class TriedInterceptor(JudgedInterceptor):
         keeping = directive.option is Option.KEEP
         own = (args, kwargs) if given is None else (given.args, given.kwargs)
         # Keep the activations until it is known that the forward does not change its arguments.
-        keep_for_now = keeping or given is not None
-        frame = self._frame(directive, function, *own, found=found, keeping=keep_for_now)
+        dropping = given is not None and not keeping
+        frame = self._frame(
+            directive, function, *own, found=found, keeping=keeping or dropping, dropping=dropping
+        )
         before = BeforeForward(frame, given, buffers, attributes_before, state_before)
         out, broken_off = self._forward(
             frame, args, kwargs, before, may_fail=may_fail, directive=directive
@@ -114,8 +116,9 @@ class TriedInterceptor(JudgedInterceptor):
         if self._keep_if_arguments_changed(given, frame):
             return out
         frame.evictable = keeping
+        if dropping:
+            frame.drop(out)
         if not keeping:
-            frame.evict()
             _move_arguments(directive, frame)
         elif directive.evictor is not None and not self.collective_ranks:
             directive.evictor.hold(directive.run, frame)
