@@ -23,6 +23,7 @@ class FrameObserver:
     """Reports to a listener what the forward of one run saved. Holds rebuilt tensors in use."""
 
     __slots__ = (
+        "_dropping",
         "_given",
         "_in_use",
         "_inputs",
@@ -33,8 +34,12 @@ class FrameObserver:
         "run",
     )
 
-    def __init__(self, listener: Listener, run: int, args: Any, kwargs: Any) -> None:
+    def __init__(
+        self, listener: Listener, run: int, args: Any, kwargs: Any, *, dropping: bool = False
+    ) -> None:
         self.listener, self.run = listener, run
+        self._dropping = dropping
+        """Whether what the forward keeps is dropped before its end is reported."""
         # Noted before the forward, which may change the containers among its arguments.
         self._inputs = argument_tensors(args, kwargs)
         self._given = storages_in((args, kwargs))
@@ -52,13 +57,23 @@ class FrameObserver:
             if storage is not None:
                 self._storages.append(weakref.ref(storage))
 
-    def will_drop(self, kept: Sequence[torch.Tensor]) -> None:
-        """The forward has kept these activations, which are dropped before its end is reported."""
-        self._storages = list(map(weakref.ref, self._saved_storages(kept).values()))
+    def has_kept(self, kept: Sequence[torch.Tensor], out: Any) -> None:
+        """The forward is done, and has kept these activations."""
+        saved = [storage_of(t) for k, t in enumerate(kept) if k not in self.parameters]
+        if self._dropping:
+            self._storages = [weakref.ref(storage) for storage in saved if storage is not None]
+        else:
+            self._report(out, saved, kept=True)
 
-    def forward_ends(self, out: Any, kept: Sequence[torch.Tensor] | None) -> None:
-        """The forward is done. `kept` are its activations, None if they are not kept."""
-        saved = self._saved_storages(kept)
+    def forward_ends(self, out: Any) -> None:
+        """The forward is done, and its activations are gone."""
+        saved = [ref() for ref in self._storages]
+        self._storages = []
+        self._report(out, saved, kept=False)
+
+    def _report(self, out: Any, storages: Sequence[Any], *, kept: bool) -> None:
+        """Report the end of a forward that saves these storages, without those of parameters."""
+        saved = {s._cdata: s for s in storages if s is not None}
         inputs, given = self._inputs, self._given
         self._inputs, self._given = [], {}
         made = {
@@ -70,19 +85,8 @@ class FrameObserver:
         unsaved = [t for t in inputs if (s := storage_of(t)) is not None and s._cdata not in saved]
         inside = saved.keys() - given.keys() - made.keys()
         inside_bytes = sum(allocated_bytes(saved[key]) for key in inside)
-        end = ForwardEnd(
-            list(made.values()), saved_outputs, unsaved, inside_bytes, kept is not None, inputs
-        )
+        end = ForwardEnd(list(made.values()), saved_outputs, unsaved, inside_bytes, kept, inputs)
         self.listener.forward_ends(self.run, end)
-
-    def _saved_storages(self, kept: Sequence[torch.Tensor] | None) -> dict[int, Any]:
-        """The storages that the forward saves, without those of parameters, by address."""
-        if kept is None:
-            storages = [ref() for ref in self._storages]
-            self._storages = []
-        else:
-            storages = [storage_of(t) for k, t in enumerate(kept) if k not in self.parameters]
-        return {s._cdata: s for s in storages if s is not None}
 
     def hold_until_used(self, tensor: torch.Tensor) -> None:
         """Keep a rebuilt tensor alive until its node has run, like a kept one.

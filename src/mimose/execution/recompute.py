@@ -85,7 +85,6 @@ class Frame:
         "__weakref__",
         "check",
         "complete",
-        "dropping",
         "early_stop",
         "evictable",
         "execution_context",
@@ -127,15 +126,13 @@ class Frame:
         self.listener, self.run = listener, run
         self.observer: FrameObserver | None = None
         if listener is not None and listener.measures:
-            self.observer = FrameObserver(listener, run, args, kwargs)
+            self.observer = FrameObserver(listener, run, args, kwargs, dropping=dropping)
         self.make_room = make_room
         """Frees memory of other runs when a recompute runs out of it; whether any came free."""
         self.check = check
         self.early_stop = early_stop
         self.found = found
         self.keeping = keeping
-        self.dropping = dropping
-        """Whether its activations are kept only until `drop` is called, after the forward."""
         self.kept: list[weakref.ref[KeptTensor]] = []
         self.evictable = False
         """Whether its kept activations can be evicted before the backward comes to them."""
@@ -158,7 +155,7 @@ class Frame:
             with saved_tensors_hooks(self._packer(), self._unpack):
                 out = self.function(*args, **kwargs)
             if self.observer is not None:
-                self.observer.forward_ends(out, None)
+                self.observer.forward_ends(out)
         self.complete = True
         if not cuda_was_up and self.execution_context.generators and torch.cuda.is_initialized():
             raise RuntimeError(
@@ -175,10 +172,7 @@ class Frame:
             self.kept = list(map(weakref.ref, kept))
             if self.observer is not None:
                 tensors = [each.tensor for each in kept if each.tensor is not None]
-                if self.dropping:
-                    self.observer.will_drop(tensors)
-                else:
-                    self.observer.forward_ends(out, tensors)
+                self.observer.has_kept(tensors, out)
             return out
         finally:
             kept.clear()  # the graph holds the hooks, and the hooks hold this list
@@ -256,11 +250,11 @@ class Frame:
         """Drop the activations, and report the end of the forward only then: the memory between
         this block and the next one is without them.
 
-        For a frame made with `keeping=True` and `dropping=True`.
+        For a frame made with `keeping=True` and `dropping=True`, after its forward.
         """
         self.evict()
         if self.observer is not None:
-            self.observer.forward_ends(out, None)
+            self.observer.forward_ends(out)
 
     def move_arguments(
         self, movable: Sequence[torch.Tensor], host: HostMemory
