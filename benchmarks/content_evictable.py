@@ -38,8 +38,8 @@ class Forced(Scheduler):
             decision = decision.with_choices({**choices, second: Option.RECOMPUTE})
         seen = self.way.startswith("observed")
         cached = replace(decision.cached, evictable=frozenset(choices))
-        return replace(
-            decision, cached=cached, evictable=self.way != "kept", observed=seen, measured=seen
+        return decision._replace(
+            cached=cached, evictable=self.way != "kept", observed=seen, measured=seen
         )
 
 
