@@ -324,6 +324,17 @@ def test_no_blocks_are_explained_truly_for_a_sequential_of_one_layer_with_parame
         find_blocks(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
 
 
+def test_a_list_of_single_layers_is_proposed_by_its_name() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = nn.ModuleList([nn.LSTM(4, 4) for _ in range(2)])
+
+    with pytest.raises(BlocksError, match=r'that have submodules.* blocks="cells\.\*"'):
+        find_blocks(Recurrent())
+    assert names(Recurrent(), blocks="cells.*") == ["cells.0", "cells.1"]
+
+
 @pytest.mark.parametrize("selector", ["*", ["*"], nn.TransformerEncoder])
 def test_whole_model_is_refused_as_a_block(selector: Any) -> None:
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 3)
@@ -352,6 +363,13 @@ def test_selector_that_matches_nothing_is_an_error_that_shows_names(
     model, _ = models.encoder()
     with pytest.raises(BlocksError, match=rf"{argument}=.*matches no module.*encoder\.layers"):
         find_blocks(model, **{argument: selector})
+
+
+def test_a_misspelt_name_gets_the_closest_glob_and_each_list_is_named_once() -> None:
+    model, _ = models.encoder()
+    with pytest.raises(BlocksError, match=r"did you mean 'encoder\.layers\.\*'\? Its") as raised:
+        find_blocks(model, blocks="encoder.layer.*")
+    assert "layers.0" not in str(raised.value)
 
 
 @pytest.mark.parametrize("argument", ["blocks", "exclude"])

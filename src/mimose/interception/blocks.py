@@ -10,9 +10,11 @@ registration, which is the order of execution in almost every model.
 from __future__ import annotations
 
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -49,7 +51,7 @@ def find_blocks(
     if blocks is None:
         found = _by_structure(model)
         if not found:
-            raise BlocksError(_NOTHING_FOUND.format(model=type(model).__name__))
+            raise BlocksError(_nothing_found(model))
     else:
         found = _select(model, blocks, "blocks")
         if not found:
@@ -82,11 +84,15 @@ def _listed(blocks: list[Block]) -> str:
     return ", ".join(names) + (f" and {len(blocks) - 3} more" if len(blocks) > 3 else "")
 
 
-_NOTHING_FOUND = (
-    "no blocks found in {model}: mimose looks for a ModuleList or Sequential of repeated modules, "
-    "or a Sequential with at least two layers that have parameters. Name the modules to plan for: "
-    'blocks="encoder.layer.*" or blocks=MyLayer'
-)
+def _nothing_found(model: nn.Module) -> str:
+    """What mimose looks for, and a selection: of this model if it has a list of single layers."""
+    lists = (n for n, m in model.named_modules() if n and _is_list(m) and len(_layers(m)) > 1)
+    return (
+        f"no blocks found in {type(model).__name__}: mimose looks for a ModuleList or Sequential "
+        "of repeated modules that have submodules, or a Sequential with at least two layers that "
+        f'have parameters. Name the modules to plan for: blocks="{next(lists, "encoder.layer")}.*" '
+        "or blocks=MyLayer"
+    )
 
 
 def _by_structure(model: nn.Module) -> list[Block]:
@@ -304,9 +310,16 @@ def _matches(selector: Selector, name: str, module: nn.Module) -> bool:
 
 
 def _no_match(selector: Selector, argument: str, names: list[str]) -> str:
+    """A glob stands for the members of a list, so that the names of a deep model are few."""
     shown = selector if isinstance(selector, str) else getattr(selector, "__name__", repr(selector))
-    known = ", ".join(name for name in names if name)[:200]
-    return f"{argument}={shown!r} matches no module of the model; its modules are {known}…"
+    globs = list(dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in names if name))
+    close = get_close_matches(selector, globs, 1) if isinstance(selector, str) else []
+    listed = ", ".join(globs[:12]) + (f" and {len(globs) - 12} more" if globs[12:] else "")
+    return f"{argument}={shown!r} matches no module of the model: " + (
+        f"did you mean {close[0]!r}? Its modules are {listed}"
+        if close
+        else f"its modules are {listed}"
+    )
 
 
 def _refuse_lists(blocks: list[Block]) -> None:
