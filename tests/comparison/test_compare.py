@@ -24,6 +24,7 @@ from mimose.comparison import (
 )
 from mimose.comparison.compare import Cell
 from mimose.comparison.tables import cell_text
+from mimose.comparison.tables import cells as cells_of
 from mimose.costs import Option, peak
 from mimose.errors import ArgumentError
 from mimose.reporting import Outlook, read_recording
@@ -104,6 +105,7 @@ def test_dtr_is_simulated_on_a_trace_beside_the_planners(
     assert {cell.planner for cell in cells} == {"dtr"}
     assert cells[-1].fits
     assert cells[-1].extra_seconds == 0
+    assert cells_of(size)[-1][-1] == "in step"  # it plans nothing in advance
 
 
 def test_a_trace_belongs_to_one_size(recording_file: Path, trace_file: Path) -> None:

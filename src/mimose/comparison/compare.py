@@ -31,6 +31,8 @@ SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 
 WITH_HOST = "optimal+host"
 """The default planner with host memory, if the recorded run had a link to it."""
+DTR = "dtr"
+"""DTR on an operator trace. It decides during the step, so it has no time of planning."""
 
 _DTR_REMARK = (
     "dtr: h_DTR^eq, simulated on the operator trace with the measured time of each operator. It "
@@ -239,7 +241,7 @@ def cell_of_dtr(trace: Trace, available: int) -> Cell:
     run = simulate(trace, trace.constant_bytes + available)
     extra = max(0, run.nanoseconds - run.base_nanoseconds) / 1e9
     failed = run.failure is not None
-    return Cell("dtr", extra, over_bytes=int(failed), claims_to_fit=False, planning_seconds=0.0)
+    return Cell(DTR, extra, over_bytes=int(failed), claims_to_fit=False, planning_seconds=0.0)
 
 
 def cell_of(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import html
 
-from mimose.comparison.compare import Cell, Comparison, SizeComparison
+from mimose.comparison.compare import DTR, Cell, Comparison, SizeComparison
 from mimose.comparison.drawing import draw
 from mimose.reporting import static_page
 from mimose.units import text_of
 
-_STYLE = ".card :is(th, td) { text-align: right; }"
+_STYLE = """
+.card :is(th, td) { text-align: right; white-space: nowrap; }
+.card h2 { margin-top: 24px; }
+.card table + p { margin-top: 16px; }
+"""
 
 LEGEND = (
     "Extra time as a share of the time of recomputing every block once. Peaks come from the "
@@ -60,7 +64,12 @@ def _share(seconds: float, whole_seconds: float) -> str:
 def _planning_times(size: SizeComparison) -> list[str]:
     """The longest planning time over all budgets, for each planner."""
     columns = zip(*(row.cells for row in size.rows), strict=True)
-    return [_time(max(cell.planning_seconds for cell in column)) for column in columns]
+    return [
+        "in step"
+        if column[0].planner == DTR
+        else _time(max(cell.planning_seconds for cell in column))
+        for column in columns
+    ]
 
 
 def _time(seconds: float) -> str:
