@@ -122,7 +122,7 @@
       xTick: (at) => (sizes.length > 1 && Number.isInteger(at) ? String(at) : ""),
       label: "Peak memory against input size, predicted and real",
     });
-    plot.level(run.budget_bytes, "budget", "budget");
+    plot.level(run.budget_bytes, "budget", "budget", true); // lines rise to the right and would cross it there
     const predicted = sizes.filter((z) => !z.at_most_as), alone = predicted.length === 1;
     const lines = run.one_way && !alone; // if several dimensions vary, a line would mislead
     const draw = (key, tone) => {

@@ -116,12 +116,13 @@ class Plot {
   add(tag, attributes, text) {
     return this.root.appendChild(svg(tag, attributes, text));
   }
-  level(value, kind, text) {
+  level(value, kind, text, atLeft = false) {
     if (value < this.yRange[0] || value > this.yRange[1]) return;
     const y = this.y(value);
     this.add("line", { class: kind, x1: this.box.left, x2: this.box.right, y1: y, y2: y });
     if (text) {
-      this.add("text", { x: this.box.right, y: y - 5, "text-anchor": "end", style: `fill:${colour("budget")}` }, text);
+      const [x, anchor] = atLeft ? [this.box.left + 4, "start"] : [this.box.right, "end"];
+      this.add("text", { x, y: y - 5, "text-anchor": anchor, style: `fill:${colour("budget")}` }, text);
     }
   }
   dots(points, tone, size = 5, kind = "") {
