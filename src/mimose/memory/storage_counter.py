@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from mimose.tensors import storage_of, task_id, tensors_in
+from mimose.units import text_of
 
 
 class StorageCounter(TorchDispatchMode):
@@ -109,7 +110,8 @@ class StorageCounter(TorchDispatchMode):
             self.peak = peak  # a real allocator would have refused the request
             # Worded like CUDA's allocator: accelerate searches for " out of memory.".
             raise torch.OutOfMemoryError(
-                f"CPU out of memory. {func}: {self.in_use} bytes in use, the limit is {self.limit}"
+                f"CPU out of memory. {func} exceeds the limit of {text_of(self.limit)} by "
+                f"{text_of(self.in_use - self.limit)}"
             )
         return out
 
