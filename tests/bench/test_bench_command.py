@@ -155,7 +155,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_continued(
     monkeypatch.setattr(schedule, "run", interrupted)
     result = bench(*PAIR, "--out", path)
     assert result.exit_code == 130
-    assert "contains 1 of the runs" in result.output
+    assert "contains 1 run. " in result.output
     assert "The same command continues" in result.output
     with path.open("a") as file:
         file.write('{"kind":"run","task":"TC')  # a crash in the middle of a line
@@ -185,7 +185,7 @@ def test_a_time_limit_stops_between_runs(tmp_path: Path) -> None:
     result = bench(*PAIR, "--time-limit", 0, "--out", path)
     assert result.exit_code == 0
     assert "stopped at the time limit: " in result.output
-    assert "contains 0 of the runs" in result.output
+    assert "contains 0 runs. " in result.output
     assert not read(path).records
 
 
@@ -208,6 +208,14 @@ def test_bad_input_is_one_clear_line(words: tuple[str, ...], message: str, tmp_p
     assert last.startswith("mimose bench: ")
     assert message in last
     assert "Traceback" not in result.output
+
+
+def test_an_attention_is_refused_before_a_file_is_begun(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    result = bench(*PAIR, "--attention", "flash", "--out", path)
+    assert result.exit_code == 2
+    assert "--attention flash: TC-Bert has only eager and sdpa" in result.output
+    assert not path.exists()  # it would refuse the corrected command
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

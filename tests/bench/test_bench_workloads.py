@@ -148,7 +148,7 @@ def test_an_unknown_task_is_refused_with_the_names_of_all() -> None:
 
 def test_an_attention_that_a_model_does_not_have_is_refused() -> None:
     conditions = Conditions(device="cpu", steps=4, small=True, attention="sdpa")
-    with pytest.raises(BenchError, match="QA-XLNet has no sdpa attention: eager it is"):
+    with pytest.raises(BenchError, match="--attention sdpa: QA-XLNet has only eager"):
         Arena(TASKS["QA-XLNet"], conditions)
 
 

@@ -255,6 +255,7 @@ def test_invalid_value_is_answered_with_a_valid_one(
     assert "'pdf' is not one of" in error
     for words in (("--steps", "1"), ("--steps=1",)):
         assert "bench: --steps 1: give at least 2" in refused(capsys, "bench", *words)
+    assert "--time-limit -3: give at least 0" in refused(capsys, "bench", "--time-limit", "-3")
     error = refused(capsys, "compare", recording_file, "--time-limit", "long")
     assert "--time-limit long: give a number" in error
 

@@ -53,7 +53,7 @@ class Arena:
         self.task, self.conditions = task, conditions
         self.device = torch.device(conditions.device)
         self.precision = conditions.precision or task.precision
-        self.attention = _attention(task, conditions)
+        self.attention = attention_of(task, conditions.attention)
         self.clock = Clock(self.device)
         self.shapes = task.shapes(
             conditions.steps,
@@ -187,10 +187,10 @@ def empty_cache(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def _attention(task: Task, conditions: Conditions) -> str:
-    asked = conditions.attention or task.attention
-    if asked not in task.attentions:
+def attention_of(task: Task, asked: str | None) -> str:
+    """The attention that a task runs with; an error if its model has none of this name."""
+    if asked not in (None, *task.attentions):
         raise BenchError(
-            f"{task.name} has no {asked} attention: {' or '.join(task.attentions)} it is"
+            f"--attention {asked}: {task.name} has only {' and '.join(task.attentions)}"
         )
-    return asked
+    return asked or task.attention

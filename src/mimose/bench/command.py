@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from mimose.bench import circumstances, presets
-from mimose.bench.arena import PRECISIONS, Conditions
+from mimose.bench.arena import PRECISIONS, Conditions, attention_of
 from mimose.bench.budgets import Asked
 from mimose.bench.extras import BenchError, need
 from mimose.bench.lineup import CONTESTANTS, contestant_named
@@ -116,7 +116,7 @@ def bench(
     ] = True,
     time_limit: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="stop after this time, between two runs"),
+        typer.Option(min=0, metavar="SECONDS", help="stop after this time, between two runs"),
     ] = None,
     allow_dirty: Annotated[
         bool,
@@ -162,6 +162,8 @@ def bench(
         if precision not in (None, *PRECISIONS):
             raise BenchError(f"--precision {precision}: use one of {', '.join(PRECISIONS)}")
         chosen = tuple(map(task_named, _split(tasks) or preset.tasks))
+        for task in chosen:
+            attention_of(task, attention)
         _need_packages(chosen, tables=tables, estimators=estimators)
         where = circumstances.settle_device(device)
         around = circumstances.circumstances(where, allow_dirty=allow_dirty)
@@ -233,7 +235,8 @@ def _measure(program: Program, header: dict[str, Any], out: Path, time_limit: fl
 
 def _progress(file: ResultsFile, out: Path) -> str:
     runs = len(file.results.records)
-    return f"{out} contains {runs} of the runs. The same command continues from there"
+    counted = "1 run" if runs == 1 else f"{runs} runs"
+    return f"{out} contains {counted}. The same command continues from there"
 
 
 def _report(files: list[Path], folder: Path | None, into: Path | None = None) -> None:
