@@ -114,7 +114,7 @@ def test_the_command_makes_the_model_and_tells_by_its_exit_status(
         ("my_nets", "must be module:factory"),
         ("my_nets:nothing", "'my_nets:nothing' failed: AttributeError"),
         ("nowhere:make", "'nowhere:make' failed: ModuleNotFoundError"),
-        ("my_nets:none", "not an nn.Module"),
+        ("my_nets:none", "returned 3. It must return an nn.Module"),
         ("my_nets:own", "failed: ValueError: my own (my_nets.py, line 5)\n"),
         ("my_nets:deep", "(my_nets.py, line 6)\n"),
         ("my_nets:two", ". The factory must take no arguments\n"),

@@ -33,7 +33,7 @@ def load_model(target: str) -> nn.Module:
     model = made if isinstance(made, nn.Module) else _called(made, shown, "factory")
     if not isinstance(model, nn.Module):
         raise ArgumentError(
-            f"--model {target!r} returned a {type(model).__name__}, not an nn.Module"
+            f"--model {target!r} returned {model!r:.60}. It must return an nn.Module"
         )
     return model
 

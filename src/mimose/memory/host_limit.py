@@ -53,7 +53,7 @@ def _problem(value: object, error: BudgetError) -> str:
     problem = str(error).removeprefix(f"memory_budget={value!r} ")
     if isinstance(value, str) or problem.startswith("means"):
         return problem.replace(EXAMPLES, _USAGE)
-    return f"is not a memory size: write {_USAGE}"
+    return f"is not a memory size; use {_USAGE}"
 
 
 def host_limit(requested: int | None, device: torch.device) -> int:
