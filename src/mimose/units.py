@@ -178,6 +178,6 @@ def text_of(number_of_bytes: float) -> str:
     """
     size = abs(number_of_bytes)
     for unit, name in ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
+        if size >= unit - unit / 2048:  # else it would round to 1024 of the smaller unit
             return f"{number_of_bytes / unit:.{2 if size < 100 * unit else 0}f} {name}"
     return f"{number_of_bytes:.0f} B"

@@ -11,7 +11,7 @@ const colour = (name) => `var(--${name})`;
 function bytes(n) {
   if (n === null || n === undefined) return "–";
   for (const [unit, name] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
-    if (Math.abs(n) >= unit) return (n / unit).toFixed(Math.abs(n) < 100 * unit ? 2 : 0) + " " + name;
+    if (Math.abs(n) >= unit - unit / 2048) return (n / unit).toFixed(Math.abs(n) < 100 * unit ? 2 : 0) + " " + name;
   }
   return Math.round(n) + " B";
 }
