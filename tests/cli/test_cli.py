@@ -149,7 +149,7 @@ def test_what_cannot_be_is_answered_in_one_line(
     assert "no such file" in refused(capsys, "report", tmp_path / "nowhere.jsonl")
     assert "neither a recording nor" in refused(capsys, "report", other)
     for command in ("report", "plan", "compare"):
-        assert "no training step" in refused(capsys, command, empty)
+        assert "no step has been written yet" in refused(capsys, command, empty)
     assert "train a little longer" in refused(capsys, "report", young)
     assert "directory" in refused(capsys, "report", tmp_path)
     assert "invalid" in refused(capsys, "report", recording_file, "--format", "pdf").lower()

@@ -190,7 +190,7 @@ def test_a_budget_that_is_too_small_is_an_event(tmp_path: Path) -> None:
 def test_files_that_are_no_recordings_are_refused_with_a_reason(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for content, why in [
-        ("", "is empty"),
+        ("", "is empty: no step has been written yet"),
         ("step,loss\n1,2\n", "is not a recording: make one with"),
         ('{"recording":{"format":1', "truncated in its first line"),
         (json.dumps({"recording": {"format": 99, "mimose_version": "9"}},

@@ -16,7 +16,12 @@ from mimose.estimation import CostModel
 from mimose.planning import PLANNER_NAMES, Planner, planner_named
 from mimose.reporting.lengths import padded, parse_lengths
 from mimose.reporting.outlook import Outlook
-from mimose.reporting.reader import is_recording, read_recording, refuse_without_steps
+from mimose.reporting.reader import (
+    NOTHING_WRITTEN,
+    is_recording,
+    read_recording,
+    refuse_without_steps,
+)
 from mimose.reporting.recorded_lengths import RecordedLengths
 from mimose.reporting.what_if import Forecast, forecast
 
@@ -44,7 +49,7 @@ class Question:
         with file.open("rb") as opened:
             first = opened.readline(65536).decode(errors="replace")
         if not first:
-            raise ArgumentError(f"{file} is empty: no training step was recorded yet")
+            raise ArgumentError(NOTHING_WRITTEN.format(path=file))
         if is_recording(first):
             recording = read_recording(file)
             if recording.unreadable:

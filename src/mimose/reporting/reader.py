@@ -15,6 +15,11 @@ from mimose.errors import ArgumentError
 from mimose.estimation import CostModel
 from mimose.reporting.recording import READABLE, Header
 
+NOTHING_WRITTEN = (
+    "{path} is empty: no step has been written yet. Steps are written after 64 lines or two "
+    "seconds of training, and by handle.detach()"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
@@ -129,7 +134,7 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
         text = file.read()
     lines = text.splitlines()
     if not lines:
-        raise ArgumentError(f"{path} is empty: no training step was recorded yet")
+        raise ArgumentError(NOTHING_WRITTEN.format(path=path))
     if not is_recording(lines[0]):
         raise ArgumentError(
             f'{path} is not a recording: make one with auto_checkpoint(..., record="run.jsonl")'
