@@ -1,6 +1,6 @@
 """Lightning within a memory budget, on texts of varying length.
 
-Run `python examples/lightning_module.py --memory-budget 20MiB`.
+Run `python examples/lightning_module.py --memory-budget 26MiB`.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def batch(longest: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--memory-budget", default="8GiB" if CUDA else "20MiB")
+    parser.add_argument("--memory-budget", default="8GiB" if CUDA else "26MiB")
     parser.add_argument("--steps", type=int, default=100 if CUDA else 12)
     options = parser.parse_args()
 
