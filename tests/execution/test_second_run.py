@@ -43,8 +43,10 @@ class Evictor:
         return True
 
 
+PLAINLY = Directive(Option.KEEP, evictor=Evictor(), guarded=True, plainly=True)
 KEPT = [
     pytest.param(Directive(Option.KEEP, guarded=True), id="guarded"),
+    pytest.param(PLAINLY, id="plainly"),
     pytest.param(Directive(Option.KEEP, evictor=Evictor()), id="evictable"),
     pytest.param(Directive(Option.RECOMPUTE, evictor=Evictor()), id="recomputed"),
 ]
@@ -210,3 +212,35 @@ def test_a_second_run_finds_the_cache_that_the_first_one_found(directive: Direct
     assert director.ran_out_in == [0]
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         assert torch.equal(parameter.grad, gradient)
+
+
+class Counting(Block):
+    """The same, with a count that a second run must not advance twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor, found: Any) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x * self.calls, found)
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["counting", "hooked"])
+def test_a_block_that_cannot_run_twice_without_a_frame_is_kept_in_one(hooked: bool) -> None:
+    class Own(Block if hooked else Counting):  # type: ignore[misc]
+        put = staticmethod(put_nowhere)
+
+    plain, model, director = twins(Own, lambda: None, PLAINLY)
+    for layer, own in zip(model.layers, plain.layers, strict=True):
+        if hooked:
+            layer.register_forward_pre_hook(lambda *_: None)
+        else:
+            own.calls = layer.calls
+    LEFT[0] = 1
+    loss = step(model)
+    assert director.ran_out_in == [0]
+    assert step(plain) == loss
+    assert_same_gradients(plain, model)
+    for layer, own in zip(model.layers, plain.layers, strict=True):
+        assert getattr(layer, "calls", 0) == getattr(own, "calls", 0)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from test_varying_memory import STEPS, Model, Some, peaks_of, words
-from torch import nn
+from test_varying_memory import STEPS, Model, Some, no_second_run, peaks_of, words
 
 import mimose
 from mimose.costs import Option, Profile, RunCost, levels
-from mimose.estimation import Proportions
+from mimose.estimation import Proportions, Surprise
 from mimose.execution import Frame
 from mimose.execution.autograd import hooks_are_active
+from mimose.interception import Directive
 from mimose.memory.meters import CpuMeter
 from mimose.training.eviction import StepEvictor
+from mimose.training.step import Step
 
 RUNS = [(k, 0) for k in range(4)]
 
@@ -57,34 +60,75 @@ def test_before_the_head_room_is_made_for_backwards_at_which_nobody_looks(
     out.sum().backward()
 
 
-class Outer(nn.Module):
-    """A block around another module, inside of which its hooks run."""
+HOOKED: list[bool] = []
+"""Whether hooks were active in each forward."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.some = Some()
 
-    def forward(self, rows: torch.Tensor, count: int) -> torch.Tensor:
-        out: torch.Tensor = self.some(rows, count)
-        return out
+class Telling(Some):
+    """Notes whether hooks see what it saves."""
+
+    def forward(self, rows: torch.Tensor, count: int | None = None) -> torch.Tensor:
+        HOOKED.append(hooks_are_active())
+        return super().forward(rows, count)
 
 
 def test_what_need_not_be_evicted_is_kept_as_in_plain_training() -> None:
     """In steps that are not measured, hooks see only what evictable blocks save."""
     torch.manual_seed(0)
-    model = Model(Outer, lambda _, few, __: (few,)).train()
+    model = Model(Telling, lambda _, few, __: (few,)).train()
     kept, recomputed = peaks_of(model)
     budget = int((kept + recomputed) / 2 / 0.92)
     model.zero_grad()
-    hooked, by_step = list[bool](), list[int]()
-    for block in model.blocks:
-        block.some.register_forward_hook(lambda *_: hooked.append(hooks_are_active()))
+    by_step = list[int]()
     with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
         for step in range(STEPS):
-            hooked.clear()
+            HOOKED.clear()
             model.zero_grad()
-            model(words(step)).backward()
-            by_step.append(sum(hooked))
+            loss = model(words(step))
+            by_step.append(sum(HOOKED))
+            loss.backward()
         assert handle.stats().evictions
     late = by_step[STEPS // 2 :]
     assert any(0 < count < len(model.blocks) for count in late)
+
+
+FAILS = [False]
+"""Whether memory runs out in the next forward."""
+
+
+class Failing(Some):
+    def forward(self, rows: torch.Tensor, count: int | None = None) -> torch.Tensor:
+        out = super().forward(rows, count)
+        if FAILS[0]:
+            FAILS[0] = False
+            raise torch.OutOfMemoryError("planned")
+        return out
+
+
+def test_what_need_not_be_evicted_runs_again_even_behind_a_hook(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hook that comes before the forward would run twice if the whole block did."""
+    torch.manual_seed(0)
+    model = no_second_run(Model(Failing, lambda _, few, __: (few,))).train()
+    kept, recomputed = peaks_of(model)
+    model.zero_grad()
+    failed = 0
+    direct = Step.direct
+
+    def fail_if_kept(step: Step, block: int, args: Any, kwargs: Any) -> Directive:
+        nonlocal failed
+        directive = direct(step, block, args, kwargs)
+        kept = directive.option is Option.KEEP and not step.decision.may_evict((block, 0))
+        if kept and step.evictor is not None and Surprise.OUT_OF_MEMORY not in step.surprises:
+            FAILS[0], failed = True, failed + 1
+        return directive
+
+    monkeypatch.setattr(Step, "direct", fail_if_kept)
+    budget = int((kept + recomputed) / 2 / 0.92)
+    with mimose.auto_checkpoint(model, budget, enforce=True) as handle:
+        for step in range(STEPS):
+            model.zero_grad()
+            model(words(step)).backward()
+        assert failed
+        assert handle.stats().recoveries == failed

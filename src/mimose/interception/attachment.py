@@ -91,10 +91,13 @@ class BlockInterceptor(TriedInterceptor):
         option = directive.option
         if option is Option.SAVE_ON_HOST and directive.mover is not None:
             return self._run_guarded(directive, args, kwargs, may_fail=may_fail)
-        if option is Option.KEEP and directive.listener is None and directive.evictor is None:
+        plainly = directive.plainly or (directive.listener is None and directive.evictor is None)
+        if option is Option.KEEP and plainly:
             if directive.guarded and may_fail and self._may_run_twice(args, kwargs):
                 return self._run_guarded(directive, args, kwargs, may_fail=True)
-            return self.plain(args, kwargs)
+            # Only a frame can undo side effects, and run a forward again without its pre-hooks.
+            if not (directive.plainly and may_fail and self.trusted) or self.collective_ranks:
+                return self.plain(args, kwargs)
         return self._run_checkpointed(directive, args, kwargs, may_fail=may_fail)
 
     def _run_guarded(self, directive: Directive, args: Any, kwargs: Any, *, may_fail: bool) -> Any:

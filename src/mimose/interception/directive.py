@@ -43,6 +43,9 @@ class Directive:
     """May evict the activations of a kept call; None if they must stay."""
     guarded: bool = False
     """Whether the call, kept near the limit, is recomputed if memory runs out in its forward."""
+    plainly: bool = False
+    """Whether a kept call needs no frame that could be evicted: it gets one only if it could not
+    run again without."""
     after: Callable[[Any, Any], None] | None = None
     """Called once, with the inputs and the output of the call."""
     mover: Mover | None = None

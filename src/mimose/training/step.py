@@ -135,11 +135,14 @@ class Step:
                     return RECOMPUTE
             return Directive(option, guarded=guarded, after=after, mover=mover)
         number = -1 if evictor is None else evictor.run_begins(run)
+        plainly = False
         if collector is not None:
             number = collector.run_begins(run, args, kwargs, keep=option is Option.KEEP)
         elif option is Option.KEEP and not self.decision.may_evict(run):
-            return Directive(option, guarded=True, after=after)
-        return Directive(option, number, collector or evictor, evictor, guarded, after, mover)
+            guarded = plainly = True
+        return Directive(
+            option, number, collector or evictor, evictor, guarded, plainly, after, mover
+        )
 
     def _unknown(self, run: Run, after: _After | None) -> tuple[Option, _After | None]:
         """Recompute a run that is not in the plan."""
@@ -176,8 +179,6 @@ class Step:
         self.surprises.add(Surprise.OUT_OF_MEMORY)
         if self.collector is not None:
             self.collector.recomputed_instead()
-        if self.evictor is not None:
-            self.evictor.make_room()
         self.recompute_the_rest()
 
     def is_used(self, run: Run) -> None:
