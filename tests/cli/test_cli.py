@@ -380,6 +380,7 @@ def test_the_demo_compares_four_ways_and_leaves_a_page(
         assert f"\n{way} " in f"\n{out}"
     assert "identical, bit for bit" in out
     assert "input 2×96" in out
+    assert "not attached" not in out
     assert str(page) in err
     assert page.read_text().startswith("<!doctype")
 

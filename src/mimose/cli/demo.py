@@ -11,8 +11,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import torch
-
 from mimose.cli.demo_training import (
     OURS,
     PLAIN,
@@ -39,12 +37,10 @@ def print_outcome(outcome: Outcome) -> None:
     print("".join(_untimed_peaks(outcome)), end="")
     same = "identical, bit for bit" if outcome.identical else "NOT identical"
     print(f"\nThe losses of all four are {same}.")
-    handle = outcome.results[OURS].handle
-    assert handle is not None
-    print(f"\n{handle.stats()}")
-    print("\nThe plan for the longest batch:\n")
-    shape = outcome.shape
-    print(handle.explain(torch.zeros(shape.batch, shape.longest, dtype=torch.long)))
+    ours = outcome.results[OURS]
+    assert ours.handle is not None
+    print(f"\n{ours.handle.stats()}")
+    print(f"\nThe plan for the longest batch:\n\n{ours.explanation}")
 
 
 def _untimed_peaks(outcome: Outcome) -> list[str]:

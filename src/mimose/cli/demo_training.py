@@ -74,6 +74,8 @@ class Result:
     """Peak of the untimed steps before them, in which mimose tests blocks and observes."""
     losses: tuple[float, ...]
     handle: Mimose | None
+    explanation: str = ""
+    """How mimose runs the longest batch, while it is attached."""
 
     @property
     def seconds(self) -> float:
@@ -133,10 +135,13 @@ def train(shape: Shape, device: torch.device, way: Way, report_step: Callable[..
         highest = max(meter.read().peak, _last_peak(handle))
         peak = max(peak, highest)
         report_step(number + 1, length, _letters(shape, handle), highest)
+    explanation = ""
     if handle is not None:
+        tokens = torch.zeros(shape.batch, shape.longest, dtype=torch.long)
+        explanation = str(handle.explain(tokens))
         handle.detach()
     meter.close()
-    return Result(tuple(seconds), peak, first_peak, tuple(losses), handle)
+    return Result(tuple(seconds), peak, first_peak, tuple(losses), handle, explanation)
 
 
 def _last_peak(handle: Mimose | None) -> int:
