@@ -130,6 +130,5 @@ def estimators_on_surveys(result: dict[str, Any]) -> Iterator[str]:
     yield by_samples(result["tasks"]) + "\n"
     yield (
         "One of the first four samples is a half-full batch, so batch and length vary: with four "
-        "samples mimose has no fit to check, and plans with the costs of a larger size, an upper "
-        "bound.\n"
+        "samples mimose predicts full batches alone, and does not trust its predictions yet.\n"
     )
