@@ -23,6 +23,7 @@ from mimose.execution import (
     FirstRunObserver,
     Frame,
     NewChanges,
+    StateBeforeForward,
     SwappedParameters,
     all_buffer_slots,
     foreign_hooks,
@@ -86,10 +87,8 @@ class TriedInterceptor(JudgedInterceptor):
         rebuilt = self.build is not None and not self.build.unchanged
         if self.trusted is None or rebuilt:
             return self._run_trial(directive, function, args, kwargs, given, may_fail=may_fail)
-        exchanged, attributes_before = (
-            SwappedParameters.among(self.parameters),
-            self._attributes_before(),
-        )
+        exchanged = SwappedParameters.among(self.parameters)
+        attributes_before = self._attributes_before()
         if attributes_before is not None and attributes_before.too_large - self.large:
             return self._run_trial(directive, function, args, kwargs, given, may_fail=may_fail)
         buffers = BufferSnapshot(self.changing) if self.changing else None
@@ -113,22 +112,31 @@ class TriedInterceptor(JudgedInterceptor):
             self.memory_ran_out()
             again = recomputed_instead(directive)
             return self.checkpointed(again, function, args, kwargs, may_fail=False)
-        if self._keep_if_arguments_changed(given, frame):
-            return out
-        frame.evictable = keeping
+        if not self._keep_if_arguments_changed(given, frame):
+            self._hold_or_drop(directive, frame, out, dropping=dropping)
+            self._note_changes(state_before, frame, out)
+        return out
+
+    def _hold_or_drop(
+        self, directive: Directive, frame: Frame, out: Any, *, dropping: bool
+    ) -> None:
+        """Do with the activations of a forward what its directive says."""
+        frame.evictable = directive.option is Option.KEEP
         if dropping:
             frame.drop(out)
-        if not keeping:
+        if not frame.evictable:
             _move_arguments(directive, frame)
         elif directive.evictor is not None and not self.collective_ranks:
             directive.evictor.hold(directive.run, frame)
+
+    def _note_changes(self, state_before: StateBeforeForward, frame: Frame, out: Any) -> None:
+        """Let recomputes find what the forward has found, and restore what it has changed."""
         new_changes = state_before.new_changes()
         if new_changes is not None:
             self._handle_new_changes(new_changes, frame, out)
         # Last: what the forward is known to change is put in place inside of this.
         attributes = state_before.for_recompute(self.tried.first_node)
         frame.found = SeveralFound((frame.found, attributes))
-        return out
 
     def _run_examined(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a block that is kept from now on, and find out once what its forward changes."""
