@@ -323,6 +323,8 @@ def test_stats_tell_the_uncertainty_and_the_evictions() -> None:
     assert "memory ran short: evicted the kept activations of 2 block runs" in text
     assert "evicted" not in str(Stats(steps=1))
     assert str(Stats()) == "0 steps: 0 observed, 0 planned"
+    lost = Stats(steps=3, observed_steps=1, planned_steps=1)
+    assert str(lost).startswith("3 steps: 1 observed, 1 planned, 1 not finished\n")
 
 
 def test_an_observed_step_has_no_plan_in_the_statistics() -> None:

@@ -181,7 +181,11 @@ class Stats:
         return stats_html(self)
 
     def _lines(self) -> Iterator[str]:
-        yield f"{_steps(self.steps)}: {self.observed_steps} observed, {self.planned_steps} planned"
+        unfinished = self.steps - self.observed_steps - self.planned_steps
+        yield (
+            f"{_steps(self.steps)}: {self.observed_steps} observed, {self.planned_steps} planned"
+            + (f", {unfinished} not finished" if unfinished else "")
+        )
         if not self.steps:
             return
         yield f"plans: {self.cache_hits} from the cache, {self.cache_misses} new"
