@@ -116,6 +116,7 @@ class StepEvictor(Listener):
         """
         self._profile, self._choices, self._unseen = profile, dict(choices), unseen
         self._choices.update(dict.fromkeys(self.evicted & choices.keys(), Option.RECOMPUTE))
+        self._planned = list(choices)
         self._positions = {run: k for k, run in enumerate(choices)}
         if profile is not None:
             self._growth.expect(profile, list(self._choices.values()))
@@ -189,7 +190,8 @@ class StepEvictor(Listener):
         """By how much the backwards that follow are expected to rise above a level, until memory is
         read again."""
         rise = 0
-        for at, run in reversed(list(enumerate(self._choices))[:position]):
+        for at in reversed(range(position)):
+            run = self._planned[at]
             if run not in self._unseen:
                 break
             rise = max(rise, self._entries[at] - level + self._rise_in_backward(at, run))
