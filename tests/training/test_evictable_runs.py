@@ -9,7 +9,8 @@ import torch
 from test_varying_memory import STEPS, Model, Some, no_second_run, peaks_of, words
 
 import mimose
-from mimose.costs import Option, Profile, RunCost, levels
+from chains import chain, run
+from mimose.costs import Option, Profile, levels
 from mimose.estimation import Proportions, Surprise
 from mimose.execution import Frame
 from mimose.execution.autograd import hooks_are_active
@@ -22,19 +23,8 @@ RUNS = [(k, 0) for k in range(4)]
 
 
 def chain_with_a_large_last_backward() -> Profile:
-    run = RunCost(
-        boundary=0,
-        forward_peak=100,
-        backward_entry=0,
-        saved=1000,
-        recompute_peak=1000,
-        backward_peak=0,
-        output_saved=0,
-        droppable_input=0,
-        nanoseconds=1,
-    )
-    last = run._replace(backward_peak=700)
-    return Profile((), (run, run, run, last), 0, 0, 0, 0)  # type: ignore[arg-type]
+    usual = run(forward_peak=100, saved=1000, recompute_peak=1000, nanoseconds=1)
+    return chain(usual, usual, usual, usual._replace(backward_peak=700))
 
 
 @pytest.mark.parametrize("unseen", [(), (RUNS[3],)], ids=["seen", "unseen"])
@@ -51,8 +41,8 @@ def test_before_the_head_room_is_made_for_backwards_at_which_nobody_looks(
     frame = Frame(lambda x: torch.sin(2 * x), (weight,), {}, keeping=True)
     out = frame.forward((weight,), {})
     frame.evictable = True
-    for run in RUNS:
-        evictor.run_begins(run)
+    for key in RUNS:
+        evictor.run_begins(key)
     evictor.hold(0, frame)
     assert evictor.look("head", -1, at_head) == bool(unseen)
     assert frame.can_be_evicted == (not unseen)
