@@ -231,6 +231,30 @@ def test_largest_batch_fits_with_every_block_recomputed_and_twice_as_much_does_n
     assert peaks[0] <= budget < peaks[1]
 
 
+class WideStart(models.Encoder):
+    """An encoder that takes more memory before its first block than each block takes."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        wide = self.embedding(input_ids).repeat(1, 1, 16)
+        hidden = torch.relu(wide).unflatten(-1, (16, -1)).mean(-2)
+        return self.head(self.encoder(hidden).mean(1))
+
+
+def test_largest_batch_counts_what_grows_before_the_first_block() -> None:
+    model, budget = WideStart(), 16 << 20
+    batches = texts([100], batch=2), texts([100], batch=3), texts([100], batch=4)
+    with mimose.auto_checkpoint(model, budget) as handle:
+        for batch in batches * 3:
+            train(model, batch)
+        largest = handle.explain(**batches[0][0]).largest_batch
+    assert largest is not None
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        train(model, texts([100], batch=largest))
+        with counted() as counter:
+            train(model, texts([100], batch=largest))
+            assert counter.peak <= budget
+
+
 def test_stats_count_every_step_and_read_well() -> None:
     model, batches, budget = task("encoder")
     with mimose.auto_checkpoint(model, budget) as handle:

@@ -41,7 +41,7 @@ def explain_plan(engine: Engine, size: InputSize, base_bytes: int) -> Explanatio
         peak_recomputed_bytes=base_bytes + strict.peak_bytes,
         at_most_as=prediction.bound_of,
         note=_SUSPECT if prediction.state is State.SUSPECT else "",
-        largest_batch=_largest_batch(size, strict, available),
+        largest_batch=largest_batch(profile, available),
     )
 
 
@@ -109,8 +109,14 @@ def _with_link(profile: Profile, setting: Setting, available: int, *, trusted: b
     return host.connected(profile, trusted=trusted)
 
 
-def _largest_batch(size: InputSize, strict: Plan, available: int) -> int | None:
-    """Scale in proportion: slightly low, since part of the peak does not grow with the batch."""
-    if not size.dims or strict.peak_bytes <= 0:
+def largest_batch(profile: Profile, available: int) -> int | None:
+    """The largest batch of inputs like these that fits if every block is recomputed.
+
+    Scaled in proportion, with what the model's forward adds before the first block: slightly low,
+    since part of the peak does not grow with the batch.
+    """
+    layout, prelude = profile.size.layout, profile.prelude or 0
+    if not layout or not layout[0][1]:
         return None
-    return max(0, int(size.dims[0] * available / strict.peak_bytes))
+    rise = strictest(profile, 0).peak_bytes + prelude
+    return max(0, int(profile.size.dims[0] * (available + prelude) / max(1, rise)))

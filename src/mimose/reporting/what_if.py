@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from mimose.costs import InputSize, Link, Profile
 from mimose.errors import ArgumentError
 from mimose.estimation import Prediction
-from mimose.planning import Plan, strictest
+from mimose.planning import Plan
+from mimose.reporting.explain import largest_batch
 from mimose.reporting.outlook import Outlook
 from mimose.reporting.reach import Reach, reach_of
 from mimose.reporting.recorded_lengths import RecordedLengths
@@ -192,7 +193,7 @@ def _row(
         too_large_share=sum(shares[size] for size in known if not plans[size].fits),
         too_large_range=_too_large_range(outlook, known, shares, plans, budget),
         largest=_reach(outlook, budget, lengths),
-        largest_batch=_largest_batch(outlook, largest, budget),
+        largest_batch=largest_batch(largest, outlook.available(largest, budget)),
     )
 
 
@@ -222,13 +223,3 @@ def _reach(outlook: Outlook, budget: int, lengths: RecordedLengths | None) -> Re
     if lengths is None or not lengths.one_dimension_varies:
         return None
     return reach_of(outlook, budget, lengths)
-
-
-def _largest_batch(outlook: Outlook, profile: Profile, budget: int) -> int | None:
-    """Scale in proportion: slightly low, since part of the peak does not grow with the batch."""
-    if not profile.size.layout or not profile.size.layout[0][1]:
-        return None
-    prelude = profile.prelude or 0
-    rise = strictest(profile, 0).peak_bytes + prelude
-    room = outlook.available(profile, budget) + prelude
-    return max(0, int(profile.size.dims[0] * room / max(1, rise)))
