@@ -501,3 +501,5 @@ def test_lengths_that_cannot_be_are_refused_with_their_line(
     assert "line 2" in refused(capsys, "plan", recording_file, "--lengths", file)
     file.write_text("30,0\n")
     assert "no lengths" in refused(capsys, "plan", recording_file, "--lengths", file)
+    file.write_text('30\n"' + "1" * 200_000)
+    assert "is not a CSV file" in refused(capsys, "plan", recording_file, "--lengths", file)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TextIO
 
 from mimose.errors import ArgumentError
 
@@ -50,7 +51,7 @@ def _refuse_too_many(longest: int, shown: str) -> None:
 def _from_file(path: Path) -> dict[int, float]:
     weights: dict[int, float] = {}
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        for number, row in enumerate(csv.reader(file), 1):
+        for number, row in _rows(file, path):
             if not row or (number == 1 and not re.search(r"\d", row[0])):  # a header
                 continue
             length, count = _parse_row(row, f"{path}, line {number}")
@@ -61,6 +62,14 @@ def _from_file(path: Path) -> dict[int, float]:
     if not weights:
         raise ArgumentError(f"{path} contains no lengths; {_USAGE}")
     return weights
+
+
+def _rows(file: TextIO, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV file, numbered from 1."""
+    try:
+        yield from enumerate(csv.reader(file), 1)
+    except csv.Error as error:  # a quote that is never closed, say
+        raise ArgumentError(f"{path} is not a CSV file ({error}); {_USAGE}") from None
 
 
 def _parse_row(row: list[str], place: str) -> tuple[int, float]:
