@@ -805,6 +805,18 @@ def test_a_guess_from_a_smaller_size_is_generous_and_not_trusted() -> None:
         assert peak(real, choices) <= peak(guess.profile, choices) <= 2.25 * peak(real, choices)
 
 
+@pytest.mark.parametrize("constant", [0, 1])
+def test_a_dimension_that_stays_the_same_does_not_prevent_a_guess(constant: int) -> None:
+    def with_constant(*dims: int) -> InputSize:
+        return size(*dims, constant)
+
+    observation = seen(8, 100)
+    profile = replace(observation.profile, size=with_constant(8, 100))
+    estimator = taught([replace(observation, profile=profile)])
+    assert estimator.guess(with_constant(8, 110)) is not None
+    assert estimator.guess(size(8, 110, constant + 5)) is None
+
+
 def test_a_size_far_beyond_those_observed_has_no_guess() -> None:
     assert knowing(seen(8, 100)).for_planning(size(8, 201)) is None
 
@@ -838,6 +850,16 @@ def test_a_provisional_observation_does_not_replace_a_whole_one() -> None:
     estimator = taught([seen(8, 128), provisional(8, 128, change=10**6), provisional(8, 64)])
     assert told(estimator.predict(size(8, 128))) == seen(8, 128).profile
     assert len(estimator) == 1
+
+
+def test_a_provisional_observation_does_not_clear_a_doubt() -> None:
+    cost_model = knowing(*(seen(8, n) for n in (64, 100, 128, 150, 200)))
+    cost_model.peaked(size(8, 120), 1000, 2000)
+    assert state_of(cost_model, 8, 120) is State.SUSPECT
+    cost_model.learn(provisional(8, 128, change=10**6))
+    assert state_of(cost_model, 8, 120) is State.SUSPECT
+    cost_model.learn(seen(8, 128))
+    assert state_of(cost_model, 8, 120) is State.TRUSTED
 
 
 def test_a_provisional_observation_is_not_fitted() -> None:

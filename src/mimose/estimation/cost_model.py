@@ -137,7 +137,7 @@ class CostModel:
         void = self._estimators.learn(observation, doubted=self.reliability.doubted)
         if void:
             self.reliability = Reliability()
-        else:
+        elif not observation.provisional:  # of those, nothing may have been learned
             self.reliability.observed(observation.size)
         self._note_gradients_of(observation)
         if agrees:

@@ -298,7 +298,7 @@ def _most_growth(seen: InputSize, size: InputSize) -> float:
     It is the square of the growth in elements of the input tensor that grows the most.
     """
     pairs = zip(seen.dims, size.dims, strict=True)
-    growth = [max(1.0, new / old) if old else math.inf for old, new in pairs]
+    growth = [max(1.0, new / old) if old else math.inf if new else 1.0 for old, new in pairs]
     factor, at = 1.0, 0
     for _, rank in size.layout:
         factor = max(factor, math.prod(share**2 for share in growth[at : at + rank]))
