@@ -15,13 +15,13 @@ from chains import chain, run, steady
 from mimose.costs.options import Option
 from mimose.costs.run_cost import RunCost
 from mimose.costs.timeline import (
+    Moments,
     Profile,
     StepConditions,
     costs_of,
     extra_nanoseconds,
     levels,
     peak,
-    rises,
     transfers_of,
 )
 
@@ -428,10 +428,9 @@ def test_rises_are_the_peaks_between_consecutive_levels(
 ) -> None:
     choices = any_choices(data, profile)
     count, (_, *moments) = len(profile.runs), simulated(profile, choices)
-    (starts, at_head, entries), (forward, head, backward) = (
-        levels(profile, choices),
-        rises(profile, choices),
-    )
+    at = Moments(profile, costs_of(profile, choices))
+    starts, at_head, entries = at.levels()
+    forward, head, backward = at.rises(at.levels())
     in_forward, in_backward = list(map(add, starts, forward)), list(map(add, entries, backward))
     heads, after = moments[count : count + 2], moments[count + 2 :]
     assert all(map(ge, in_forward, moments[:count]))

@@ -13,6 +13,7 @@ from mimose.costs.pace import Pace
 from mimose.costs.regime import Regime
 from mimose.costs.run_cost import SUBTRACTED, OptionCost, RunCost
 from mimose.costs.timeline import (
+    Levels,
     Moments,
     Profile,
     StepConditions,
@@ -20,7 +21,6 @@ from mimose.costs.timeline import (
     extra_nanoseconds,
     levels,
     peak,
-    rises,
     transfers_of,
 )
 from mimose.costs.transfers import Schedule, Transfer
@@ -30,6 +30,7 @@ __all__ = [
     "SUBTRACTED",
     "InputSize",
     "Layout",
+    "Levels",
     "Link",
     "Moments",
     "Option",
@@ -50,6 +51,5 @@ __all__ = [
     "in_one_order",
     "levels",
     "peak",
-    "rises",
     "transfers_of",
 ]

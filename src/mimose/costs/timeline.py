@@ -170,37 +170,9 @@ def peak(profile: Profile, choices: Sequence[Option]) -> int:
     return Moments(profile, costs_of(profile, choices)).peak
 
 
-def levels(profile: Profile, choices: Sequence[Option]) -> tuple[list[int], int, list[int]]:
-    """Bytes in use above the step's start: at the start of each run's forward, after the last
-    forward, and at the start of each run's backward."""
-    moments = Moments(profile, costs_of(profile, choices))
-    forward = [base + held for base, held in zip(moments.bases, moments.held, strict=True)]
-    last = sum(run.boundary for run in profile.runs)
-    backward = [
-        peak - cost.backward_peak + cost.backward_held + run.backward_entry
-        for peak, cost, run in zip(moments.backwards, moments.costs, profile.runs, strict=True)
-    ]
-    return forward, last + moments.held_in_head[0], backward
-
-
-def rises(profile: Profile, choices: Sequence[Option]) -> tuple[list[int], int, list[int]]:
-    """The peak between each of the `levels` and the next one, above the former."""
-    moments = Moments(profile, costs_of(profile, choices))
-    starts, at_head, entries = levels(profile, choices)
-    if not profile.runs:
-        return [], max(moments.heads), []
-    between = [
-        start + run.between_blocks_peak for start, run in zip(starts, profile.runs, strict=True)
-    ]
-    forward = [
-        max(highest, after) - start
-        for highest, after, start in zip(
-            moments.forwards, [*between[1:], at_head], starts, strict=True
-        )
-    ]
-    backwards = [max(moments.backwards[0], profile.tail), *moments.backwards[1:]]
-    backward = [highest - entry for highest, entry in zip(backwards, entries, strict=True)]
-    return forward, max(moments.heads) - at_head, backward
+def levels(profile: Profile, choices: Sequence[Option]) -> Levels:
+    """The memory between the phases of a step with these choices."""
+    return Moments(profile, costs_of(profile, choices)).levels()
 
 
 def extra_nanoseconds(profile: Profile, choices: Sequence[Option]) -> int:
@@ -213,11 +185,21 @@ def _extra(costs: Sequence[OptionCost], schedule: Schedule) -> int:
     return sum([cost.nanoseconds for cost in costs]) + schedule.stall_nanoseconds
 
 
+class Levels(NamedTuple):
+    """Bytes above the step's start: at the start of each run's forward, after the last forward, and
+    at the start of each run's backward."""
+
+    forward: list[int]
+    head: int
+    backward: list[int]
+
+
 class Moments:
     """The memory at every moment at which a step may peak, and its transfers."""
 
     def __init__(self, profile: Profile, costs: Sequence[OptionCost]) -> None:
         runs, count = profile.runs, len(profile.runs)
+        self._profile = profile
         self.costs = costs
         self.schedule = transfers_of(profile, costs)
         self.bases: list[int] = []
@@ -259,3 +241,31 @@ class Moments:
     def extra_nanoseconds(self) -> int:
         """The time that the plan adds to the step."""
         return _extra(self.costs, self.schedule)
+
+    def levels(self) -> Levels:
+        """The bytes in use between the phases of the step."""
+        forward = [base + held for base, held in zip(self.bases, self.held, strict=True)]
+        last = self.bases[-1] if self.bases else 0
+        backward = [
+            peak - cost.backward_peak + cost.backward_held + run.backward_entry
+            for peak, cost, run in zip(self.backwards, self.costs, self._profile.runs, strict=True)
+        ]
+        return Levels(forward, last + self.held_in_head[0], backward)
+
+    def rises(self, levels: Levels) -> Levels:
+        """How high the memory rises above each of these levels before it reaches the next one."""
+        profile, (starts, at_head, entries) = self._profile, levels
+        if not profile.runs:
+            return Levels([], max(self.heads), [])
+        starts_of_next = [
+            start + run.between_blocks_peak for start, run in zip(starts, profile.runs, strict=True)
+        ]
+        forward = [
+            max(highest, after) - start
+            for highest, after, start in zip(
+                self.forwards, [*starts_of_next[1:], at_head], starts, strict=True
+            )
+        ]
+        backwards = [max(self.backwards[0], profile.tail), *self.backwards[1:]]
+        backward = [highest - entry for highest, entry in zip(backwards, entries, strict=True)]
+        return Levels(forward, max(self.heads) - at_head, backward)

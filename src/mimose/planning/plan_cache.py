@@ -55,7 +55,7 @@ class CachedPlan:
         """
         guarded: frozenset[Run] = frozenset()
         if plan.peak_bytes > near_bytes:
-            starts = zip(pattern, profile.runs, levels(profile, plan.choices)[0], strict=True)
+            starts = zip(pattern, profile.runs, levels(profile, plan.choices).forward, strict=True)
             near = {run for run, cost, start in starts if start + cost.recompute_peak > near_bytes}
             guarded = frozenset(near)
         choices = dict(zip(pattern, plan.choices, strict=True))

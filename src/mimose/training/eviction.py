@@ -11,10 +11,10 @@ known by then. The idea is DTR's, applied to whole blocks, as a safety net under
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from mimose.costs import Option, Profile, Run, levels, rises
+from mimose.costs import Levels, Moments, Option, Profile, Run, costs_of
 from mimose.estimation import Proportions
 from mimose.execution import Frame, Listener
 from mimose.memory import Meter
@@ -52,10 +52,9 @@ class _Growth:
         self.came_free = 0
         """Bytes evicted so far."""
 
-    def expect(self, profile: Profile, choices: list[Option]) -> None:
+    def expect(self, levels: Levels, choices: Iterable[Option]) -> None:
         """Compare further runs with this prediction."""
-        starts, at_head, _ = levels(profile, choices)
-        self._levels = [*starts, at_head]
+        self._levels = [*levels.forward, levels.head]
         self._kept = [option is Option.KEEP for option in choices]
 
     def reaches(self, position: int, in_use_bytes: int) -> None:
@@ -118,15 +117,16 @@ class StepEvictor(Listener):
         self._choices.update(dict.fromkeys(self.evicted & choices.keys(), Option.RECOMPUTE))
         self._planned = list(choices)
         self._positions = {run: k for k, run in enumerate(choices)}
-        if profile is not None:
-            self._growth.expect(profile, list(self._choices.values()))
         self._expect()
+        if profile is not None:
+            self._growth.expect(self._levels, self._choices.values())
 
     def _expect(self) -> None:
         if self._profile is not None:
-            choices = list(self._choices.values())
-            self._forward, self._head, self._backward = rises(self._profile, choices)
-            _, self._at_head, self._entries = levels(self._profile, choices)
+            costs = costs_of(self._profile, list(self._choices.values()))
+            moments = Moments(self._profile, costs)
+            self._levels = moments.levels()
+            self._rises = moments.rises(self._levels)
 
     def _position(self, run: int) -> int | None:
         """The position in the plan of the run with this number; None if it is not in the plan."""
@@ -166,17 +166,18 @@ class StepEvictor(Listener):
         if self._profile is None or not self._held:
             return False
         if where == "head":
-            self._growth.reaches(len(self._forward), in_use_bytes)
-            rise = max(self._head, self._rise_of_unseen(len(self._forward), self._at_head))
+            last = len(self._planned)
+            self._growth.reaches(last, in_use_bytes)
+            rise = max(self._rises.head, self._rise_of_unseen(last, self._levels.head))
         else:
             at = self._position(run)
             if at is None:
                 return False
             if where == "forward":
                 self._growth.reaches(at, in_use_bytes)
-                rise = self._forward[at] - self._growth.less_in_forward(at)
+                rise = self._rises.forward[at] - self._growth.less_in_forward(at)
             else:
-                following = self._rise_of_unseen(at, self._entries[at])
+                following = self._rise_of_unseen(at, self._levels.backward[at])
                 rise = max(self._rise_in_backward(at, self._runs[run]), following)
         short = in_use_bytes + rise - self._base - self._available
         return short > 0 and self._evict(short) > 0
@@ -184,7 +185,7 @@ class StepEvictor(Listener):
     def _rise_in_backward(self, position: int, run: Run) -> int:
         """By how much the backward of a run is expected to rise."""
         less = self._growth.less_in_backward(position, evicted=run in self.evicted)
-        return self._backward[position] - less
+        return self._rises.backward[position] - less
 
     def _rise_of_unseen(self, position: int, level: int) -> int:
         """By how much the backwards that follow are expected to rise above a level, until memory is
@@ -194,7 +195,7 @@ class StepEvictor(Listener):
             run = self._planned[at]
             if run not in self._unseen:
                 break
-            rise = max(rise, self._entries[at] - level + self._rise_in_backward(at, run))
+            rise = max(rise, self._levels.backward[at] - level + self._rise_in_backward(at, run))
         return rise
 
     def make_room(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mimose.costs import Moments, Option, OptionCost, Profile, RunCost, costs_of, levels
+from mimose.costs import Moments, Option, OptionCost, Profile, RunCost, costs_of
 
 FORWARD, HEAD, RECOMPUTE, BACKWARD, TAIL = "forward", "head", "recompute", "backward", "tail"
 GAP = "gap"
@@ -46,8 +46,9 @@ class _Curve:
 def curve(profile: Profile, choices: Sequence[Option]) -> list[Moment]:
     """The memory of a step in which each run has the option chosen for it."""
     drawn, runs = _Curve(), profile.runs
-    costs, (starts, _, entries) = costs_of(profile, choices), levels(profile, choices)
+    costs = costs_of(profile, choices)
     moments = Moments(profile, costs)
+    starts, _, entries = moments.levels()
     for k, (run, cost, start) in enumerate(zip(runs, costs, starts, strict=True)):
         if run.between_blocks_peak > 0:
             drawn.add(GAP, k, 0.0, start + run.between_blocks_peak)
