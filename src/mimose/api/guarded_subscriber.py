@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mimose.errors import ArgumentError, warn
-from mimose.training import Subscriber
-
-_EVENTS = [name for name in vars(Subscriber) if not name.startswith("_")]
+from mimose.training import EVENTS, Subscriber
 
 
 class GuardedSubscriber(Subscriber):
@@ -22,7 +20,7 @@ class GuardedSubscriber(Subscriber):
             )
         self._name = type(subscriber).__name__
         self._failed = False
-        for name in _EVENTS:
+        for name in EVENTS:
             setattr(self, name, self._guarded(name, getattr(subscriber, name)))
 
     def _guarded(self, name: str, method: Callable[..., None]) -> Callable[..., None]:

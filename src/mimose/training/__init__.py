@@ -5,7 +5,14 @@ Connects all packages below it. Events go to subscribers, which this package doe
 
 from mimose.training.collector import Collector
 from mimose.training.engine import Engine
-from mimose.training.events import LaterBackward, RunStart, StepRecord, StepStart, Subscriber
+from mimose.training.events import (
+    EVENTS,
+    LaterBackward,
+    RunStart,
+    StepRecord,
+    StepStart,
+    Subscriber,
+)
 from mimose.training.host_use import HostUse
 from mimose.training.options import Options
 from mimose.training.ranks import Agreement
@@ -15,6 +22,7 @@ from mimose.training.setting import Setting, spare_bytes
 from mimose.training.shuttle import Shuttle
 
 __all__ = [
+    "EVENTS",
     "Agreement",
     "Collector",
     "Engine",

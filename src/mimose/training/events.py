@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -134,59 +135,25 @@ class Subscriber:
         """mimose is detached."""
 
 
+EVENTS = [name for name in vars(Subscriber) if not name.startswith("_")]
+
+
 class Events(Subscriber):
     """Passes every event on to all subscribers, in the order in which they subscribed."""
 
     def __init__(self) -> None:
         self._subscribers: list[Subscriber] = []
+        for name in EVENTS:
+            setattr(self, name, self._to_all(name))
 
     def subscribe(self, subscriber: Subscriber) -> None:
         self._subscribers.append(subscriber)
 
-    def run_starts(self, run: RunStart) -> None:
-        for each in self._subscribers:
-            each.run_starts(run)
+    def _to_all(self, event: str) -> Callable[..., None]:
+        subscribers = self._subscribers
 
-    def step_opens(self) -> None:
-        for each in self._subscribers:
-            each.step_opens()
+        def tell_all(*args: Any, **kwargs: Any) -> None:
+            for each in subscribers:
+                getattr(each, event)(*args, **kwargs)
 
-    def step_starts(self, step: StepStart) -> None:
-        for each in self._subscribers:
-            each.step_starts(step)
-
-    def step_over(self, record: StepRecord) -> None:
-        for each in self._subscribers:
-            each.step_over(record)
-
-    def later_backward_over(self, later: LaterBackward) -> None:
-        for each in self._subscribers:
-            each.later_backward_over(later)
-
-    def learned(self, observation: StepObservation, *, anew: bool, seconds: float) -> None:
-        for each in self._subscribers:
-            each.learned(observation, anew=anew, seconds=seconds)
-
-    def timed(self, observation: StepObservation, regime: Hashable) -> None:
-        for each in self._subscribers:
-            each.timed(observation, regime)
-
-    def regime_entered(self, regime: Hashable, cost_model: CostModel) -> None:
-        for each in self._subscribers:
-            each.regime_entered(regime, cost_model)
-
-    def memory_ran_out(self) -> None:
-        for each in self._subscribers:
-            each.memory_ran_out()
-
-    def step_retried(self) -> None:
-        for each in self._subscribers:
-            each.step_retried()
-
-    def noted(self, kind: str, text: str) -> None:
-        for each in self._subscribers:
-            each.noted(kind, text)
-
-    def run_ends(self) -> None:
-        for each in self._subscribers:
-            each.run_ends()
+        return tell_all
