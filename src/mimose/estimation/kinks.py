@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,29 +24,6 @@ _ON_LINE = 0.75
 
 Point = Sequence[float]
 """The value of each symbol."""
-
-
-class Kinks(Protocol):
-    """Upper bounds by the observations of quantities that do not follow the fit."""
-
-    @property
-    def left_out(self) -> Floats:
-        """The upper bound at each observation by all other observations (rows: observations)."""
-
-    @property
-    def inner(self) -> list[int]:
-        """The observations whose left-out bounds count. For the smallest and the largest, the fit
-        would have to reach beyond its range, which predictions never do."""
-
-    @property
-    def intervals(self) -> list[list[int]]:
-        """For each interval of sizes, the observations that show how good predictions are there."""
-
-    def interval(self, point: Point) -> int | None:
-        """The index of the interval that a size is in; None if the bound does not hold there."""
-
-    def upper_bound(self, point: Point, row: Floats) -> Floats:
-        """The upper bound of each quantity at a size for which the fit predicts `row`."""
 
 
 def kinks_of(
@@ -122,6 +99,8 @@ class ResidualBound:
     shares: Floats
     """The same as a fraction of the prediction."""
     inner: list[int]
+    """The observations whose left-out bounds count. For the smallest and the largest, the fit would
+    have to reach beyond its range, which predictions never do."""
 
     @classmethod
     def of(cls, predicted: Floats, values: Floats) -> ResidualBound:
@@ -131,17 +110,21 @@ class ResidualBound:
 
     @property
     def left_out(self) -> Floats:
+        """The upper bound at each observation by all other observations (rows: observations)."""
         shares, above = largest_of_others(self.shares), largest_of_others(self.above)
         return self.predicted + np.minimum(np.abs(self.predicted) * shares, above)
 
     @property
     def intervals(self) -> list[list[int]]:
+        """For each interval of sizes, the observations that show how good predictions are there."""
         return [list(range(len(self.predicted)))]
 
     def interval(self, point: Point) -> int:
+        """The index of the interval that a size is in."""
         return 0
 
     def upper_bound(self, point: Point, row: Floats) -> Floats:
+        """The upper bound of each quantity at a size for which the fit predicts `row`."""
         most: Floats = np.minimum(np.abs(row) * self.shares.max(0), self.above.max(0))
         return row + most
 
@@ -164,6 +147,7 @@ class NeighbourBound:
     values: Floats
     """One row for each size on the line, one column for each quantity."""
     left_out: Floats
+    """The upper bound at each observation by all other observations."""
     jumps: Floats
     """One row for each interval between two sizes, one column for each quantity."""
 
@@ -185,16 +169,20 @@ class NeighbourBound:
 
     @property
     def inner(self) -> list[int]:
+        """The observations whose left-out bounds count: all but both ends."""
         return self.line.order[1:-1]
 
     @property
     def intervals(self) -> list[list[int]]:
+        """The two observations at the ends of each interval."""
         return [list(pair) for pair in pairwise(self.line.order)]
 
     def interval(self, point: Point) -> int | None:
+        """The index of the interval that a size is in; None if the bound does not hold there."""
         return self.line.interval(point)
 
     def upper_bound(self, point: Point, row: Floats) -> Floats:
+        """The upper bound of each quantity at a size for which the fit predicts `row`."""
         sizes, x, k = self.line.sizes, point[self.line.symbol], self.line.interval(point)
         assert k is not None
         first, last = self.values[0], self.values[-1]
@@ -208,6 +196,9 @@ class NeighbourBound:
             smooth, higher = _between(sizes, self.values, x, k, k + 1)
             bound = smooth + self.jumps[k] * (higher - smooth)
         return bound
+
+
+Kinks = ResidualBound | NeighbourBound
 
 
 _Indices = int | npt.NDArray[np.intp]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mimose.errors import OutOfMemory
 from mimose.execution import CollectivesIssued
@@ -14,37 +14,22 @@ from mimose.training.decision import AS_PLANNED, EVERYTHING, STRICTER
 from mimose.training.ranks import why_not_alone
 from mimose.training.rewind import Rewind
 
+if TYPE_CHECKING:
+    from mimose.training.engine import Engine
+
 T = TypeVar("T")
 
 _NO_RETRY = "the step is not run again"
 
 
-class Retried(Protocol):
-    """The owner of the steps to retry."""
-
-    def rewind_point(self) -> Rewind: ...
-    def be_as_strict_as(self, strictness: int) -> None: ...
-    def failed_in_forward(self) -> bool:
-        """Whether the model's forward was still running when memory ran out."""
-
-    def give_up_step(self) -> bool:
-        """Discard the failed step; whether it kept anything."""
-
-    def report_failure(self, why: str, what_now: str, *, again: bool) -> None:
-        """Report that memory ran out, and what happens next: `again` if the step is retried."""
-
-    def does_not_fit(self) -> str:
-        """Explain, with numbers, that the step does not fit."""
-
-
-def retry_step(retried: Retried, function: Callable[..., T], args: Any, kwargs: Any) -> T:
+def retry_step(engine: Engine, function: Callable[..., T], args: Any, kwargs: Any) -> T:
     """The result of `function`, from the first, second or third attempt."""
-    start, collectives = retried.rewind_point(), CollectivesIssued()
+    start, collectives = engine.rewind_point(), CollectivesIssued()
     handled = sys.exc_info()[1]  # set if called from an exception handler
     strictness = AS_PLANNED
     while True:
         try:
-            retried.be_as_strict_as(strictness)
+            engine.be_as_strict_as(strictness)
             value = function(*args, **kwargs)
         except BaseException as error:
             if not is_out_of_memory(error):
@@ -56,27 +41,27 @@ def retry_step(retried: Retried, function: Callable[..., T], args: Any, kwargs: 
             start.settle()
             return value
         finally:
-            retried.be_as_strict_as(AS_PLANNED)
+            engine.be_as_strict_as(AS_PLANNED)
         gc.collect()
-        refusal = _why_not_retry(start, collectives, retried)
+        refusal = _why_not_retry(start, collectives, engine)
         start.rewind()
-        kept_something = retried.give_up_step()
+        kept_something = engine.give_up_step()
         if refusal is not None:
-            retried.report_failure(why, _NO_RETRY, again=False)
+            engine.report_failure(why, _NO_RETRY, again=False)
             raise OutOfMemory(f"{why}. {refusal}{_settle(start)}")
         if strictness == EVERYTHING:
-            retried.report_failure(why, _NO_RETRY, again=False)
-            explanation = f"{retried.does_not_fit()}{_settle(start)}"
+            engine.report_failure(why, _NO_RETRY, again=False)
+            explanation = f"{engine.does_not_fit()}{_settle(start)}"
             raise OutOfMemory(f"{explanation}. The last attempt failed with: {why}")
         strictness = STRICTER if kept_something and strictness == AS_PLANNED else EVERYTHING
         blocks = "more blocks" if strictness == STRICTER else "every block"
         what_now = f"the step is run again with {blocks} recomputed"
-        retried.report_failure(why, what_now, again=True)
+        engine.report_failure(why, what_now, again=True)
 
 
-def _why_not_retry(start: Rewind, collectives: CollectivesIssued, retried: Retried) -> str | None:
+def _why_not_retry(start: Rewind, collectives: CollectivesIssued, engine: Engine) -> str | None:
     """Why the step must not be retried, in words; None if it may."""
-    alone = why_not_alone(collectives, in_forward=retried.failed_in_forward())
+    alone = why_not_alone(collectives, in_forward=engine.failed_in_forward())
     if alone is not None:
         return f"A rank cannot retry a step on its own: {alone}"
     obstacle = start.obstacle
