@@ -136,7 +136,8 @@ def difference(state: Mapping[str, Any], present: Mapping[str, Any]) -> str | No
     if "format" not in state:
         return f"it is not the result of handle.state_dict(){_hint(state)}"
     if state["format"] not in _READABLE:
-        return f"its format is {state['format']!r}, but this version of mimose reads {FORMAT}"
+        found, readable = state["format"], ", ".join(map(str, _READABLE))
+        return f"its format is {found!r}, but this version of mimose reads formats {readable}"
     known = state.get("identity", present)
     for name, value in present.items():
         if known.get(name) != value:
