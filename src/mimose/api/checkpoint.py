@@ -72,6 +72,6 @@ def checkpoint(
         preserve_rng=preserve_rng_state,
         check=determinism_check == "default",
         early_stop=early_stop if forced is None else forced,
-        found=BufferSnapshot(slots) if slots else None,
+        found=[BufferSnapshot(slots).run] if slots else [],
     )
     return frame.forward(args, kwargs)

@@ -15,6 +15,7 @@ from mimose.execution.autograd import (
     watch_backward,
     with_graph,
 )
+from mimose.execution.before_forward import BeforeForward
 from mimose.execution.buffers import (
     BufferSlot,
     BufferSnapshot,
@@ -40,8 +41,7 @@ from mimose.execution.later_changes import (
     StateBeforeForward,
 )
 from mimose.execution.on_host import ArgumentsOfStep, MovedStorage, run_saving_on_host
-from mimose.execution.oom_fallback import Guard
-from mimose.execution.recompute import Found, Frame
+from mimose.execution.recompute import Frame, RunAsFound
 from mimose.execution.saved_arguments import copy_containers
 from mimose.execution.side_effects import (
     AttributeSnapshot,
@@ -49,8 +49,9 @@ from mimose.execution.side_effects import (
     SideEffects,
     run_restoring_attributes,
 )
-from mimose.execution.swapped_parameters import SwappedParameters, parameter_slots
-from mimose.execution.undo import put_back_buffers, put_back_plain_values, refuses_hooks
+from mimose.execution.swapped_parameters import parameter_slots, swapped_parameters
+from mimose.execution.temporary_values import Entry, run_with, run_with_former
+from mimose.execution.undo import refuses_hooks
 
 __all__ = [
     "AllAttributes",
@@ -58,28 +59,28 @@ __all__ = [
     "ArgumentsOfStep",
     "AttributeSlot",
     "AttributeSnapshot",
+    "BeforeForward",
     "BufferSlot",
     "BufferSnapshot",
     "CacheUse",
     "ChangeDetector",
     "CollectivesIssued",
     "DryRun",
+    "Entry",
     "ExecutionContext",
     "FirstRunObserver",
     "FormerAttributes",
     "ForwardEnd",
-    "Found",
     "Frame",
     "Generator",
-    "Guard",
     "Listener",
     "ModuleStructure",
     "MovedStorage",
     "NewChanges",
     "OtherGenerators",
+    "RunAsFound",
     "SideEffects",
     "StateBeforeForward",
-    "SwappedParameters",
     "all_buffer_slots",
     "are_plain",
     "at_end_of_backward",
@@ -99,11 +100,12 @@ __all__ = [
     "on_unsupported_device",
     "output_tensors",
     "parameter_slots",
-    "put_back_buffers",
-    "put_back_plain_values",
     "refuses_hooks",
     "run_restoring_attributes",
     "run_saving_on_host",
+    "run_with",
+    "run_with_former",
+    "swapped_parameters",
     "watch_backward",
     "with_graph",
 ]

@@ -23,7 +23,6 @@ class FrameObserver:
     """Reports to a listener what the forward of one run saved. Holds rebuilt tensors in use."""
 
     __slots__ = (
-        "_dropping",
         "_given",
         "_in_use",
         "_inputs",
@@ -34,12 +33,8 @@ class FrameObserver:
         "run",
     )
 
-    def __init__(
-        self, listener: Listener, run: int, args: Any, kwargs: Any, *, dropping: bool = False
-    ) -> None:
+    def __init__(self, listener: Listener, run: int, args: Any, kwargs: Any) -> None:
         self.listener, self.run = listener, run
-        self._dropping = dropping
-        """Whether what the forward keeps is dropped before its end is reported."""
         # Noted before the forward, which may change the containers among its arguments.
         self._inputs = argument_tensors(args, kwargs)
         self._given = storages_in((args, kwargs))
@@ -60,10 +55,7 @@ class FrameObserver:
     def has_kept(self, kept: Sequence[torch.Tensor], out: Any) -> None:
         """The forward is done, and has kept these activations."""
         saved = [storage_of(t) for k, t in enumerate(kept) if k not in self.parameters]
-        if self._dropping:
-            self._storages = [weakref.ref(storage) for storage in saved if storage is not None]
-        else:
-            self._report(out, saved, kept=True)
+        self._report(out, saved, kept=True)
 
     def forward_ends(self, out: Any) -> None:
         """The forward is done, and its activations are gone."""

@@ -8,6 +8,7 @@ recompute.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, MutableSet
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from mimose.execution.attributes import (
     is_small_and_plain,
 )
 from mimose.execution.buffers import BufferSlot
-from mimose.execution.temporary_values import ABSENT, UnchangedAttributes, run_with_former
+from mimose.execution.temporary_values import ABSENT, Entry, run_with_former
 from mimose.tensors import bytes_of, version_of
 
 _COPIED_BYTES = 1 << 16
@@ -211,8 +212,8 @@ class StateBeforeForward:
         detector = self._detector
         return [get(held) for get, held in zip(detector.getters, detector.dicts, strict=True)]
 
-    def for_recompute(self, oldest_node: int) -> StateBeforeForward | UnchangedAttributes:
-        """The attributes that a recompute must find, because the forward has found them.
+    def for_recompute(self, oldest_node: int) -> Callable[..., Any]:
+        """Calls a function with the attributes that the forward has found, as a recompute must.
 
         The model may have set them for this forward only: a scale, a mask, a flag. Left out are
         tensors of earlier forwards, which holding would keep alive: those with a graph that is
@@ -223,18 +224,17 @@ class StateBeforeForward:
         if types != detector.without_tensors:
             entries = self._entries()
             if any(isinstance(value, torch.Tensor) for _, _, value in entries):
-                return UnchangedAttributes(
-                    [
-                        (table, name, value)
-                        for table, name, value in entries
-                        if not isinstance(value, torch.Tensor) or detector.holds(value, oldest_node)
-                    ]
-                )
+                held = [
+                    (table, name, value)
+                    for table, name, value in entries
+                    if not isinstance(value, torch.Tensor) or detector.holds(value, oldest_node)
+                ]
+                return functools.partial(run_with_former, held)
             detector.without_tensors = types
         self._copies, self._tensors = [], []
-        return self
+        return self._run
 
-    def _entries(self) -> list[tuple[dict[str, Any], str, Any]]:
+    def _entries(self) -> list[Entry]:
         detector = self._detector
         return [
             (table, name, value)
@@ -244,8 +244,7 @@ class StateBeforeForward:
             for name, value in zip(names, values, strict=False)
         ]
 
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` with the attributes that this forward has found."""
+    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         return run_with_former(self._entries(), function, *args)
 
     def new_changes(self) -> NewChanges | None:

@@ -22,17 +22,17 @@ of the outer one first.
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from mimose.errors import RecomputeError
-from mimose.execution.arguments import ArgumentCopies
 from mimose.execution.autograd import Listener, hooks_are_active
 from mimose.execution.context import ExecutionContext, outside_vmap
 from mimose.execution.dry_run import DryRun, DryRunRecorder, outputs_match
@@ -41,7 +41,6 @@ from mimose.execution.on_host import ArgumentsOnHost, MovedStorage
 from mimose.execution.recomputed_tensors import REMEDY, AllThere, RecomputedTensors
 from mimose.execution.saved_arguments import ArgumentsSavedByGraph, SavedArguments
 from mimose.execution.saved_kinds import SavedKinds
-from mimose.execution.second_run import Arguments, nothing_stands_for
 from mimose.memory import HostMemory
 from mimose.tensors import (
     argument_tensors,
@@ -53,12 +52,9 @@ from mimose.tensors import (
     unknown_task,
 )
 
-
-class Found(Protocol):
-    """What a forward found besides its arguments: buffers, attributes."""
-
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` as if all were as then, and leave it as it is now."""
+RunAsFound = Callable[..., Any]
+"""Calls a function with its arguments, with something else as a forward found it (buffers,
+attributes), and then restores the present state."""
 
 
 class KeptTensor:
@@ -116,9 +112,8 @@ class Frame:
         preserve_rng: bool = True,
         check: bool = True,
         early_stop: bool = True,
-        found: Found | None = None,
+        found: Sequence[RunAsFound] = (),
         keeping: bool = False,
-        dropping: bool = False,
     ) -> None:
         tensors = argument_tensors(args, kwargs)
         self.function = function
@@ -126,12 +121,12 @@ class Frame:
         self.listener, self.run = listener, run
         self.observer: FrameObserver | None = None
         if listener is not None and listener.measures:
-            self.observer = FrameObserver(listener, run, args, kwargs, dropping=dropping)
+            self.observer = FrameObserver(listener, run, args, kwargs)
         self.make_room = make_room
         """Frees memory of other runs when a recompute runs out of it; whether any came free."""
         self.check = check
         self.early_stop = early_stop
-        self.found = found
+        self.found = tuple(found)
         self.keeping = keeping
         self.kept: list[weakref.ref[KeptTensor]] = []
         self.evictable = False
@@ -233,29 +228,6 @@ class Frame:
                 kept.tensor, kept.index = None, index
         self.kept = []
 
-    def arguments_again(
-        self, now: Arguments, given: ArgumentCopies | None, *, own_caches: bool
-    ) -> Arguments | None:
-        """The arguments with which a forward that broke off can run again.
-
-        None if it has changed a tensor or a container among them. `given` has copies of objects.
-        """
-        saved = self.saved_arguments
-        if isinstance(saved, ArgumentsOnHost) or saved.changed:
-            return None
-        copied = nothing_stands_for if given is None else given.stands_for
-        return saved.again(now, copied, own_caches=own_caches)
-
-    def drop(self, out: Any) -> None:
-        """Drop the activations, and report the end of the forward only then: the memory between
-        this block and the next one is without them.
-
-        For a frame made with `keeping=True` and `dropping=True`, after its forward.
-        """
-        self.evict()
-        if self.observer is not None:
-            self.observer.forward_ends(out)
-
     def move_arguments(
         self, movable: Sequence[torch.Tensor], host: HostMemory
     ) -> list[MovedStorage]:
@@ -275,7 +247,7 @@ class Frame:
         For a frame made with `keeping=True`. Arguments that lead to the frame's own graph would
         otherwise hold it, and it them, where no garbage collector sees that.
         """
-        self.function, self.found, self.evictable = _as_it_is, None, False
+        self.function, self.found, self.evictable = _as_it_is, (), False
         self.observer = None
         self.saved_arguments = SavedArguments((), {}, [])
 
@@ -416,12 +388,12 @@ class Frame:
             ) from None
         self.saved.misfits.clear()
         self.recomputed.backward = None
-        run = self.execution_context.run
+        run: Callable[..., Any] = self.execution_context.run
         try:
             with outside_vmap(), saved_tensors_hooks(pack, unpack), torch.enable_grad():
-                if self.found is None:
-                    return run(self.function, args, kwargs)
-                return self.found.run(run, self.function, args, kwargs)
+                for run_as_found in self.found:
+                    run = functools.partial(run_as_found, run)
+                return run(self.function, args, kwargs)
         except AllThere:
             return None
         except BaseException as error:

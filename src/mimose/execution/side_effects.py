@@ -29,7 +29,7 @@ from mimose.execution.attributes import (
     copy_value,
 )
 from mimose.execution.generators import GENERATORS, Generator, OtherGenerators
-from mimose.execution.temporary_values import ABSENT, UnchangedAttributes, run_with
+from mimose.execution.temporary_values import ABSENT, Entry, run_with
 from mimose.execution.undo import put_back_attributes, put_back_plain_values
 from mimose.tensors import local_tensor, version_of
 
@@ -194,17 +194,15 @@ class FirstRunObserver:
         generators = self._own_generators() if draws else ()
         return SideEffects(tuple(changed), tuple(passive), draws, generators)
 
-    def unchanged(self, side_effects: SideEffects) -> UnchangedAttributes:
+    def unchanged(self, side_effects: SideEffects) -> list[Entry]:
         """The attributes that the run has left unchanged."""
         changed = {(id(holder), name) for holder, name in side_effects.attributes}
-        return UnchangedAttributes(
-            [
-                (vars(holder), name, value)
-                for holder, before in self._before
-                for name, (value, _) in before.items()
-                if (id(holder), name) not in changed
-            ]
-        )
+        return [
+            (vars(holder), name, value)
+            for holder, before in self._before
+            for name, (value, _) in before.items()
+            if (id(holder), name) not in changed
+        ]
 
     def snapshot(self, side_effects: SideEffects) -> AttributeSnapshot:
         """The changed attributes as they were before the run."""

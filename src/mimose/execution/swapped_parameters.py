@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from mimose.execution.temporary_values import run_with
+from mimose.execution.temporary_values import Entry
 
 ParameterSlot = tuple[dict[str, Any], str]
 """A module's `_parameters` and the name of one of them."""
 
 
-class SwappedParameters:
-    """The tensors that replaced parameters in a forward. Its recompute needs them again."""
+def swapped_parameters(slots: list[ParameterSlot]) -> list[Entry]:
+    """The slots whose parameters are replaced now, with the tensors in them.
 
-    __slots__ = ("_values",)
-
-    def __init__(self, values: list[tuple[dict[str, Any], str, torch.Tensor]]) -> None:
-        self._values = values
-
-    @classmethod
-    def among(cls, slots: list[ParameterSlot]) -> SwappedParameters | None:
-        """The replaced parameters in these slots; None if every slot holds a parameter."""
-        values = [
-            (parameters, name, value)
-            for parameters, name in slots
-            if type(value := parameters.get(name)) is not nn.Parameter
-            and value is not None
-            and not isinstance(value, nn.Parameter)
-            and not _is_fsdp_view(value)
-        ]
-        return cls(values) if values else None
-
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` with these tensors in place, then restore the present ones."""
-        return run_with(self._values, function, *args)
+    A recompute needs these tensors again.
+    """
+    return [
+        (parameters, name, value)
+        for parameters, name in slots
+        if type(value := parameters.get(name)) is not nn.Parameter
+        and value is not None
+        and not isinstance(value, nn.Parameter)
+        and not _is_fsdp_view(value)
+    ]
 
 
 def parameter_slots(module: nn.Module) -> list[ParameterSlot]:

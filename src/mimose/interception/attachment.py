@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +12,12 @@ from torch import nn
 
 from mimose.costs import Option
 from mimose.execution import (
+    BeforeForward,
     CacheUse,
-    Guard,
     are_plain,
     holds_cache,
     may_take_cache,
     next_node,
-    refuses_hooks,
     watch_backward,
     with_graph,
 )
@@ -29,7 +29,6 @@ from mimose.interception.interceptor import under_transform
 from mimose.interception.takeover import Takeover
 from mimose.interception.trial import TriedInterceptor, recomputed_instead
 from mimose.interception.tried import Tried
-from mimose.tensors import is_out_of_memory
 
 
 class BlockInterceptor(TriedInterceptor):
@@ -106,26 +105,20 @@ class BlockInterceptor(TriedInterceptor):
         Once more, recomputed, if it is guarded and memory runs out; and without saved-tensor hooks
         if it refuses them.
         """
-        guard = Guard(self.changing, args, kwargs)
-        try:
-            if directive.option is Option.KEEP or directive.mover is None:
-                return self.plain(args, kwargs)
-            return directive.mover.run_saving_on_host(self._plain_call, args, kwargs)
-        except RuntimeError as error:
-            refused = refuses_hooks(error)
-            undone = None
-            if self._may_run_twice(args, kwargs):
-                undone = guard.arguments_again(own_caches=may_fail and self.copies_caches)
-            if refused:
-                undone = self._distrusted_with_hooks(error, undone)
-            elif not (directive.guarded and may_fail and undone and is_out_of_memory(error)):
-                raise
-            if directive.evictor is not None:
-                directive.evictor.make_room()
-            guard.rewind(error)
-        assert undone is not None
-        args, kwargs = undone
-        if refused:
+        before = None
+        if self._may_run_twice(args, kwargs):
+            before = BeforeForward.of_call(self.changing, args, kwargs)
+        run = self.plain
+        if directive.option is not Option.KEEP and directive.mover is not None:
+            run = functools.partial(directive.mover.run_saving_on_host, self._plain_call)
+        fallback = directive if directive.guarded else None
+        out, broken_off = self._attempt(
+            run, args, kwargs, before, may_fail=may_fail, directive=fallback
+        )
+        if broken_off is None:
+            return out
+        args, kwargs = broken_off.args, broken_off.kwargs
+        if not broken_off.out_of_memory:
             return self.plain(args, kwargs)
         self.memory_ran_out()
         return self._run_checkpointed(recomputed_instead(directive), args, kwargs, may_fail=False)

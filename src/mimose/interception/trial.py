@@ -5,6 +5,7 @@ The first time that a block is to be recomputed, it is run, recomputed at once a
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -17,23 +18,27 @@ from mimose.errors import ConflictError, RecomputeError
 from mimose.execution import (
     ArgumentCopies,
     AttributeSnapshot,
+    BeforeForward,
     BufferSnapshot,
     CollectivesIssued,
     DryRun,
+    Entry,
     FirstRunObserver,
     Frame,
     NewChanges,
+    RunAsFound,
     StateBeforeForward,
-    SwappedParameters,
     all_buffer_slots,
     foreign_hooks,
     is_distributed,
     parameter_slots,
     refuses_hooks,
+    run_with,
+    run_with_former,
+    swapped_parameters,
 )
 from mimose.interception.block_kind import kind_of
 from mimose.interception.directive import Directive
-from mimose.interception.found import BeforeForward, SeveralFound, found_as_one
 from mimose.interception.other_offloading import name_of_hooks
 from mimose.interception.tried import CHANGED_LATER, Waiting
 from mimose.interception.verdict import JudgedInterceptor
@@ -87,23 +92,19 @@ class TriedInterceptor(JudgedInterceptor):
         rebuilt = self.build is not None and not self.build.unchanged
         if self.trusted is None or rebuilt:
             return self._run_trial(directive, function, args, kwargs, given, may_fail=may_fail)
-        exchanged = SwappedParameters.among(self.parameters)
+        exchanged = swapped_parameters(self.parameters)
         attributes_before = self._attributes_before()
         if attributes_before is not None and attributes_before.too_large - self.large:
             return self._run_trial(directive, function, args, kwargs, given, may_fail=may_fail)
         buffers = BufferSnapshot(self.changing) if self.changing else None
-        found = found_as_one(exchanged, buffers, attributes_before, given)
+        found = _as_found(exchanged, buffers, attributes_before, given)
         state_before = self._before()
         keeping = directive.option is Option.KEEP
         own = (args, kwargs) if given is None else (given.args, given.kwargs)
-        # Keep the activations until it is known that the forward does not change its arguments.
-        dropping = given is not None and not keeping
-        frame = self._frame(
-            directive, function, *own, found=found, keeping=keeping or dropping, dropping=dropping
-        )
-        before = BeforeForward(frame, given, buffers, attributes_before, state_before)
-        out, broken_off = self._forward(
-            frame, args, kwargs, before, may_fail=may_fail, directive=directive
+        frame = self._frame(directive, function, *own, found=found, keeping=keeping)
+        before = BeforeForward.of_frame(frame, buffers, given, attributes_before, state_before)
+        out, broken_off = self._attempt(
+            frame.forward, args, kwargs, before, may_fail=may_fail, directive=directive
         )
         if broken_off is not None:
             args, kwargs = broken_off.args, broken_off.kwargs
@@ -113,17 +114,13 @@ class TriedInterceptor(JudgedInterceptor):
             again = recomputed_instead(directive)
             return self.checkpointed(again, function, args, kwargs, may_fail=False)
         if not self._keep_if_arguments_changed(given, frame):
-            self._hold_or_drop(directive, frame, out, dropping=dropping)
+            self._hold_or_move(directive, frame)
             self._note_changes(state_before, frame, out)
         return out
 
-    def _hold_or_drop(
-        self, directive: Directive, frame: Frame, out: Any, *, dropping: bool
-    ) -> None:
+    def _hold_or_move(self, directive: Directive, frame: Frame) -> None:
         """Do with the activations of a forward what its directive says."""
         frame.evictable = directive.option is Option.KEEP
-        if dropping:
-            frame.drop(out)
         if not frame.evictable:
             _move_arguments(directive, frame)
         elif directive.evictor is not None and not self.collective_ranks:
@@ -135,8 +132,7 @@ class TriedInterceptor(JudgedInterceptor):
         if new_changes is not None:
             self._handle_new_changes(new_changes, frame, out)
         # Last: what the forward is known to change is put in place inside of this.
-        attributes = state_before.for_recompute(self.tried.first_node)
-        frame.found = SeveralFound((frame.found, attributes))
+        frame.found += (state_before.for_recompute(self.tried.first_node),)
 
     def _run_examined(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a block that is kept from now on, and find out once what its forward changes."""
@@ -154,9 +150,10 @@ class TriedInterceptor(JudgedInterceptor):
         changed = None if given is None else given.changed()
         if changed is None:
             return False
-        frame.keep()
         self.distrust(f"it changes its arguments ({changed})")
-        return True
+        if frame.keeping:
+            frame.keep()
+        return frame.keeping
 
     def _handle_new_changes(self, changes: NewChanges, frame: Frame, out: Any) -> None:
         """Make recomputes, of this forward and of later ones, restore what it has begun to change.
@@ -165,7 +162,7 @@ class TriedInterceptor(JudgedInterceptor):
         """
         buffers, attributes = changes.slots
         old = BufferSnapshot.of(changes.buffers), AttributeSnapshot(changes.attributes)
-        frame.found = SeveralFound((frame.found, *old))
+        frame.found += tuple(snapshot.run for snapshot in old)
         if changes.lost:
             problem = frame.dry_run(out, count_operators=False).problem
             if problem is not None:
@@ -197,12 +194,12 @@ class TriedInterceptor(JudgedInterceptor):
         self.tried.trials += 1
         buffers = BufferSnapshot(all_buffer_slots(self.module))
         observer = FirstRunObserver(self.module)
-        exchanged = SwappedParameters.among(parameter_slots(self.module))
+        exchanged = swapped_parameters(parameter_slots(self.module))
         own_args, own_kwargs = (args, kwargs) if given is None else (given.args, given.kwargs)
         frame = self._frame(directive, function, own_args, own_kwargs, keeping=True)
-        before = BeforeForward(frame, given, buffers, observer, None)
+        before = BeforeForward.of_frame(frame, buffers, given, observer, None)
         with observer.watching_hooks():
-            out, broken_off = self._forward(frame, args, kwargs, before, may_fail=may_fail)
+            out, broken_off = self._attempt(frame.forward, args, kwargs, before, may_fail=may_fail)
         if broken_off is not None:
             return self._run_examined(function, broken_off.args, broken_off.kwargs)
         buffers.add_new_buffers(self.module)
@@ -213,7 +210,10 @@ class TriedInterceptor(JudgedInterceptor):
         attributes_before = observer.snapshot(side_effects)
         self.large = self.large | attributes_before.too_large
         unchanged = observer.unchanged(side_effects)
-        frame.found = SeveralFound((exchanged, buffers, attributes_before, given, unchanged))
+        frame.found = (
+            *_as_found(exchanged, buffers, attributes_before, given),
+            functools.partial(run_with_former, unchanged),
+        )
         kind = None if side_effects or changed is not None else self._kind(frame)
         if kind is not None and kind in self.tried.kinds:
             frame.evict()
@@ -250,27 +250,29 @@ class TriedInterceptor(JudgedInterceptor):
             else:
                 self.tried.waiting = Waiting(self, frame, given)
 
-    def _forward(
+    def _attempt(
         self,
-        frame: Frame,
+        forward: Callable[[Any, Any], Any],
         args: Any,
         kwargs: Any,
-        before: BeforeForward,
+        before: BeforeForward | None,
         *,
         may_fail: bool,
         directive: Directive | None = None,
     ) -> tuple[Any, _BrokenOff | None]:
-        """The output of the frame's forward, or why it failed if it was undone and may run again.
+        """The output of a forward, or why it failed if it was undone and may run again.
 
         That includes running out of memory if the call `may_fail` and has a directive.
         """
 
         def put_back() -> tuple[Any, Any] | None:
+            if before is None:
+                return None
             return before.put_back(args, kwargs, own_caches=may_fail and self.copies_caches)
 
         handled = sys.exc_info()[1]  # the caller's, and not ours to clear
         try:
-            return frame.forward(args, kwargs), None
+            return forward(args, kwargs), None
         except RuntimeError as error:
             if refuses_hooks(error):
                 again = self._distrusted_with_hooks(error, put_back())
@@ -384,6 +386,17 @@ class TriedInterceptor(JudgedInterceptor):
                 "or checkpoints its activations, and a plan could not decide about them. It is "
                 f"{name_of_hooks(hooks)}, or do not attach mimose to this model"
             )
+
+
+def _as_found(
+    exchanged: list[Entry],
+    buffers: BufferSnapshot | None,
+    attributes: AttributeSnapshot | None,
+    given: ArgumentCopies | None,
+) -> list[RunAsFound]:
+    """What lets a recompute find the state before its forward."""
+    found: list[RunAsFound] = [functools.partial(run_with, exchanged)] if exchanged else []
+    return found + [state.run for state in (buffers, attributes, given) if state is not None]
 
 
 def recomputed_instead(directive: Directive) -> Directive:
