@@ -482,6 +482,56 @@ def test_a_layer_that_no_loss_uses_is_no_surprise() -> None:
     assert again.unused == {(5, 0)}
 
 
+class AllButTheFirst(LastButOne):
+    """The loss does not use what its first layer returns."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(input_ids)
+        for number, layer in enumerate(self.layers):
+            out = layer(hidden)
+            hidden = out if number else hidden
+        return self.head(hidden).mean(1)
+
+
+class WithALossBeside(nn.Sequential):
+    """Returns a loss of its own and then its output; nobody wants the loss."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = super().forward(x)
+        return out.square().mean(), out
+
+
+class LossesBeside(LastButOne):
+    """Layers that return something first which the loss does not use."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        layers = (nn.LayerNorm(32), nn.Linear(32, 32), nn.GELU()), (nn.Linear(32, 32), nn.Tanh())
+        self.layers = nn.ModuleList(WithALossBeside(*parts) for parts in layers * 2)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(input_ids)
+        for layer in self.layers:
+            _, hidden = layer(hidden)
+        return self.head(hidden).mean(1)
+
+
+def test_a_step_ends_if_the_loss_does_not_use_the_first_layer() -> None:
+    handle = assert_trains_as_plain(AllButTheFirst(), texts(lengths(30, 60, 130)), steps=20)
+    assert handle.stats().observed_steps <= 8
+
+
+@pytest.mark.parametrize("kind", [AllButTheFirst, LossesBeside])
+def test_every_step_ends_if_the_loss_does_not_use_what_comes_first(kind: type[nn.Module]) -> None:
+    model, batches = kind(), texts(lengths(24, 60, 130))
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, "64MiB") as handle:
+        assert train(model, batches) == train(plain, batches)
+        stats = handle.stats()
+    assert stats.steps == stats.observed_steps + stats.planned_steps == len(batches)
+    assert stats.planned_steps >= 8
+
+
 def test_a_layer_that_a_loss_comes_to_use_is_planned_from_then_on() -> None:
     model = LastButOne()
     with mimose.auto_checkpoint(model, "64MiB") as handle:

@@ -29,11 +29,12 @@ class BackwardWatch:
 
     def __init__(self, step: Watched) -> None:
         self._step = step
-        self._graphs: list[weakref.ref[_Sentinel]] = []
+        self._graphs: weakref.ref[_Sentinel] | None = None
+        """Alive as long as one of the graphs with hooks is; None if none has any."""
         self.passes = 1
         """The number of forwards that have begun before the backward."""
         self.pending = True
-        """Whether the graph of the current pass has no hook yet."""
+        """Whether the graph of the current pass has no hooks yet."""
         self.begun = False
         self.retained = False
         """Whether the graph outlives its backward."""
@@ -45,26 +46,27 @@ class BackwardWatch:
         self.pending = True
 
     def watch(self, _: Any, out: Any) -> None:
-        """Put hooks into the graph of the tensors in `out`."""
-        tensor = next((t for t in tensors_in(out) if t.grad_fn is not None), None)
-        if tensor is None:
+        """Put hooks into the graph of all tensors in `out`: the loss may use only one of them."""
+        nodes = nodes_of(tensors_in(out))
+        if not nodes:
             return
         self.pending = False
-        sentinel = _Sentinel(self)
-        self._graphs = [graph for graph in self._graphs if graph() is not None]
-        self._graphs.append(weakref.ref(sentinel))
-        for node in nodes_of([tensor]):
+        sentinel = None if self._graphs is None else self._graphs()
+        if sentinel is None:
+            sentinel = _Sentinel(self)
+            self._graphs = weakref.ref(sentinel)
+        for node in nodes:
             node.register_prehook(sentinel.backward_arrives)
 
     @property
     def blind(self) -> bool:
         """Whether no graph has a hook, so that a backward would not be noticed."""
-        return not self._graphs
+        return self._graphs is None
 
     @property
     def impossible(self) -> bool:
         """Whether all graphs were freed, so that no backward is possible."""
-        return bool(self._graphs) and all(graph() is None for graph in self._graphs)
+        return self._graphs is not None and self._graphs() is None
 
     def backward_arrives(self) -> None:
         """A backward has reached the step's graph: the step's own backward, or a later one."""
@@ -87,7 +89,7 @@ class BackwardWatch:
 
 
 class _Sentinel:
-    """Owned by a step's graph and freed with it; its method is the hook in that graph."""
+    """Owned by a step's graphs and freed with them; its method is the hook in these graphs."""
 
     __slots__ = ("__weakref__", "_watch")
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from mimose.execution import may_change
 from mimose.interception import BlockInterceptor
-from mimose.tensors import version_of
+from mimose.tensors import dense_parts, version_of
 
 
 class FormerBuffers:
@@ -25,6 +25,7 @@ class FormerBuffers:
         self._bare: list[weakref.ref[nn.Module]] = []
         self._former: list[tuple[nn.Module, dict[str, torch.Tensor | None]]] = []
         self._copied: list[torch.Tensor] = []
+        """Buffers that may change; of sparse ones the dense tensors that they consist of."""
         self._values: list[torch.Tensor] = []
         self._uncopied: list[tuple[torch.Tensor, int, tuple[int, str]]] = []
         self._changing: set[tuple[int, str]] = set()
@@ -62,13 +63,14 @@ class FormerBuffers:
                 if buffer is None:
                     continue
                 if may_change(module, buffer):
-                    self._copied.append(buffer)
+                    self._copied += dense_parts(buffer)
                 else:
                     large.append((buffer, (id(module), name)))
         known: set[tuple[int, str]] = self._changing
         if large:
             known = known.union((id(m), n) for one in interceptors for m, n in one.changing)
-        self._copied += [buffer for buffer, slot in large if slot in known]
+        for buffer, slot in large:
+            self._copied += dense_parts(buffer) if slot in known else ()
         rest = [(buffer, slot) for buffer, slot in large if slot not in known]
         self._uncopied = [(buffer, version_of(buffer), slot) for buffer, slot in rest]
 

@@ -111,7 +111,9 @@ class Step:
         """The directive for the next call of this block."""
         cached, (run, as_expected) = self._cached, self.calls.next(block)
         option = cached.choices.get(run)
-        after: _After | None = self.backward.watch if self.backward.pending else None
+        # In a measured step nobody may know yet whether the loss uses this run.
+        watch = self.backward.pending or self.collector is not None
+        after: _After | None = self.backward.watch if watch else None
         if option is None:
             option, after = self._unknown(run, after)
         elif not (as_expected or self.calls.may_come_now(run)):
@@ -148,7 +150,7 @@ class Step:
         """Recompute a run that is not in the plan."""
         if run in self.cost_model.unused:
             self.calls.unplanned += 1
-            after = _both(after, _Beside(self, run))
+            after = _Beside(self, run)
         elif self.has_plan and Surprise.OUT_OF_MEMORY not in self.surprises:
             self.surprises.add(Surprise.UNKNOWN_RUN)
         return Option.RECOMPUTE, after
