@@ -619,6 +619,41 @@ def test_sparse_arguments_work() -> None:
     assert_as_plain(Graph(Convolution))
 
 
+class HoldsAGraph(Block):
+    """A graph convolution with its sparse adjacency matrix."""
+
+    def __init__(self, layout: torch.layout, *, trained: bool | None) -> None:
+        super().__init__()
+        dense = torch.eye(5)
+        adjacent = dense.to_sparse() if layout is torch.sparse_coo else dense.to_sparse_csr()
+        if trained is None:
+            self.register_buffer("adjacent", adjacent)
+        else:
+            self.adjacent = nn.Parameter(adjacent, requires_grad=trained)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.sparse.mm(self.adjacent, x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("trained", [None, False])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_buffers_and_frozen_parameters_work(
+    layout: torch.layout, trained: bool | None
+) -> None:
+    def net() -> nn.Module:  # copy.deepcopy cannot copy compressed tensors
+        torch.manual_seed(0)
+        return Net(lambda: HoldsAGraph(layout, trained=trained))  # type: ignore[arg-type, return-value]
+
+    model, plain, x = net(), net(), torch.randn(5, WIDTH)
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all") as handle:
+        for _ in range(STEPS):
+            handle.retry(lambda: model(x).sum().backward())
+            plain(x).sum().backward()
+    assert_same_gradients(model, plain)
+    assert torch.equal(model.layers[0].adjacent.to_dense(), torch.eye(5))
+    mimose.checkpoint(model.layers[0], x.requires_grad_()).sum().backward()
+
+
 def test_an_attribute_snapshot_does_not_hold_the_graph_of_an_older_loss() -> None:
     block = StoresALoss()
     look = FirstRunObserver(block)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from mimose.execution.generators import GENERATORS
+from mimose.tensors import equal_values
 
 AttributeSlot = tuple[Any, str]
 """A holder (a module, or an object that a module holds) and the name of one of its attributes."""
@@ -91,7 +92,7 @@ def equals_copy(now: Any, copied: Any) -> bool:
     if type(now) is not type(copied):
         return False
     if isinstance(now, torch.Tensor):
-        return now.shape == copied.shape and now.dtype == copied.dtype and torch.equal(now, copied)
+        return equal_values(now, copied)
     if isinstance(now, np.ndarray):
         return np.array_equal(now, copied)
     if isinstance(now, dict):

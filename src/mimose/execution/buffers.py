@@ -18,6 +18,7 @@ from torch import nn
 
 from mimose.execution.closures import values_held_by
 from mimose.execution.temporary_values import ABSENT, put, run_with
+from mimose.tensors import bytes_of, equal_values
 
 BufferSlot = tuple[nn.Module, str]
 """A module and the name of one of its buffers."""
@@ -82,7 +83,7 @@ def _copy(value: Any) -> Any:
 def _equal(a: Any, b: Any) -> bool:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return a is b
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    return equal_values(a, b)
 
 
 def buffers_in(module: nn.Module) -> list[BufferSlot]:
@@ -116,7 +117,7 @@ def buffers_a_call_may_change(
 
 def may_change(module: nn.Module, buffer: torch.Tensor | None) -> bool:
     """Whether a forward may change a module's buffer: a norm's, or any small one."""
-    return buffer is not None and (is_norm(module) or buffer.nbytes <= _ALWAYS_COPIED_BYTES)
+    return buffer is not None and (is_norm(module) or bytes_of([buffer]) <= _ALWAYS_COPIED_BYTES)
 
 
 def is_norm(module: nn.Module) -> bool:

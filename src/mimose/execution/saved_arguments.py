@@ -23,11 +23,12 @@ _PLAIN = frozenset(
 class SavedArguments:
     """Arguments kept for the recompute if no saved-tensor hooks are active."""
 
-    __slots__ = ("args", "kwargs", "versions")
+    __slots__ = ("_in_records", "args", "kwargs", "versions")
 
     def __init__(self, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> None:
         self.args, self.kwargs = copy_containers(args, kwargs)
-        self.versions = [version_of(tensor) for tensor in (*tensors, *self._tensors_in_records())]
+        self._in_records = list(self._tensors_in_records())  # once: a cache may have hundreds
+        self.versions = [version_of(tensor) for tensor in (*tensors, *self._in_records)]
 
     def unpack(self) -> tuple[Any, Any]:
         """The arguments for one recompute, in containers of its own; raises if a tensor changed."""
@@ -50,7 +51,7 @@ class SavedArguments:
         return arguments_again(now, (self.args, self.kwargs), copied, own_caches=own_caches)
 
     def _changed(self) -> Iterator[tuple[torch.Tensor, int]]:
-        tensors = (*argument_tensors(self.args, self.kwargs), *self._tensors_in_records())
+        tensors = (*argument_tensors(self.args, self.kwargs), *self._in_records)
         for tensor, version in zip(tensors, self.versions, strict=False):
             if version_of(tensor) != version:
                 yield tensor, version

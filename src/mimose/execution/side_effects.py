@@ -31,7 +31,7 @@ from mimose.execution.attributes import (
 from mimose.execution.generators import GENERATORS, Generator, OtherGenerators
 from mimose.execution.temporary_values import ABSENT, Entry, run_with
 from mimose.execution.undo import put_back_attributes, put_back_plain_values
-from mimose.tensors import local_tensor, version_of
+from mimose.tensors import bytes_of, equal_values, local_tensor, version_of
 
 Hook = tuple[nn.Module, int]
 """A module and the id of one of its forward hooks or forward pre-hooks."""
@@ -125,7 +125,7 @@ class FirstRunObserver:
         self._is_passive: dict[Hook, bool] = {}
         self._generators = OtherGenerators(self._own_generators())
         frozen = (p for p in block.parameters() if not p.requires_grad)
-        small = (p for p in frozen if local_tensor(p).nbytes <= MOST_COPIED_BYTES)
+        small = (p for p in frozen if bytes_of([p]) <= MOST_COPIED_BYTES)
         self._frozen = [(p, local_tensor(p.detach()).clone()) for p in small]
         tensors = (v for _, before in self._before for v, copy in before.values() if v is copy)
         self._uncopied = [(t, version_of(t)) for t in tensors if isinstance(t, torch.Tensor)]
@@ -133,7 +133,7 @@ class FirstRunObserver:
     @property
     def irreversible_change(self) -> str | None:
         """A change by the run that a recompute would repeat, e.g. of a codebook; None if none."""
-        if any(not torch.equal(local_tensor(p.detach()), value) for p, value in self._frozen):
+        if any(not equal_values(local_tensor(p.detach()), value) for p, value in self._frozen):
             return "a frozen parameter"
         changed = (f"a tensor {list(t.shape)} on its modules in place" for t in self._overwritten())
         return next(changed, None)

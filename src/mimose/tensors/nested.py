@@ -85,7 +85,7 @@ def allocated_bytes(storage: torch.UntypedStorage) -> int:
 
 def storages_in(value: Any) -> dict[int, torch.UntypedStorage]:
     """The storages of the tensors in a value, by address."""
-    storages = (storage_of(part) for t in tensors_in(value) for part in _dense_parts(t))
+    storages = (storage_of(part) for t in tensors_in(value) for part in dense_parts(t))
     return {s._cdata: s for s in storages if s is not None}
 
 
@@ -110,7 +110,7 @@ def version_of(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The dense tensors that a sparse tensor consists of; a dense tensor itself."""
     layout = tensor.layout
     if layout is torch.sparse_coo:
@@ -120,6 +120,14 @@ def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if layout in (torch.sparse_csc, torch.sparse_bsc):
         return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
     return (tensor,)
+
+
+def equal_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape, type, layout and values."""
+    kinds = ((shape_of(tensor), tensor.dtype, tensor.layout) for tensor in (one, other))
+    return next(kinds) == next(kinds) and all(
+        map(torch.equal, dense_parts(one), dense_parts(other))
+    )
 
 
 def map_tensors(change: Callable[[Any], Any], kind: type, value: Any) -> Any:
