@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,9 @@ class Block(nn.Module):
 
     def before(self, x: torch.Tensor) -> torch.Tensor:
         return x
+
+    def switch_on(self) -> None:
+        self.on = True
 
 
 class Net(nn.Module):
@@ -194,6 +198,39 @@ class Appends(Block):
         return x * len(self.list)
 
 
+class AppendsToADeque(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = deque([0], maxlen=4)
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.queue.append(len(self.queue))
+        return x * sum(self.queue)
+
+
+class AppendsToAListInATuple(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lists = ([0],)
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.lists[0].append(len(self.lists[0]))
+        return x * sum(self.lists[0])
+
+
+class AppendsToALaterList(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: Any = None
+
+    def switch_on(self) -> None:
+        self.on, self.losses = True, []
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.losses.append(len(self.losses))
+        return x * (1 + sum(self.losses))
+
+
 class TakesNotes(Block):
     def before(self, x: torch.Tensor) -> torch.Tensor:
         self.notes.runs += 1
@@ -202,7 +239,7 @@ class TakesNotes(Block):
 
 def switch_on(model: Any) -> None:
     for layer in model.layers:
-        layer.on = True
+        layer.switch_on()
 
 
 @pytest.mark.parametrize(
@@ -214,6 +251,9 @@ def switch_on(model: Any) -> None:
         CountsItsRuns,
         AddsAnAttribute,
         Appends,
+        AppendsToADeque,
+        AppendsToAListInATuple,
+        AppendsToALaterList,
         TakesNotes,
     ],
 )
@@ -221,6 +261,23 @@ def test_the_recompute_gets_the_old_value_of_what_a_block_starts_to_change(
     kind: type[nn.Module],
 ) -> None:
     assert assert_as_plain(Net(kind), switch_on) == [True] * 3
+
+
+class HandsOutNotes(Net):
+    """Gives each block a new object in each forward, with what the former one held."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            layer.notes = copy.copy(layer.notes)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("since", ["the first step", "a later one"])
+def test_objects_that_a_model_replaces_in_each_forward_are_followed(since: str) -> None:
+    model = HandsOutNotes(TakesNotes)
+    if since == "the first step":
+        switch_on(model)
+    assert assert_as_plain(model, switch_on) == [True] * 3
 
 
 @pytest.mark.parametrize("kind", [CountsItsRuns, AddsAnAttribute, Appends, TakesNotes])

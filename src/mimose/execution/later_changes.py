@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, MutableSet
 from dataclasses import dataclass
 from itertools import chain
@@ -38,7 +39,8 @@ _COPIED_BYTES = 1 << 16
 """Tensors up to this size are copied, so that their value before an in-place change is known."""
 _MOST_ATTRIBUTES = 32
 """Objects with more attributes, e.g. a model's configuration, are checked in the first run only."""
-_MUTABLE = (list, dict, set, np.ndarray)
+_MUTABLE = (list, dict, set, deque, tuple, np.ndarray)
+"""A tuple may hold one of the others."""
 
 
 class ModuleStructure:
@@ -103,11 +105,13 @@ class ChangeDetector:
     __slots__ = (
         "__weakref__",
         "_earlier",
+        "_held",
+        "_mutable",
+        "_types",
         "_with_large",
         "dicts",
         "getters",
         "holders",
-        "mutable",
         "names",
         "sizes",
         "tensors",
@@ -124,7 +128,6 @@ class ChangeDetector:
         self.holders: list[Any] = []
         self.names: list[list[str]] = []
         self.getters: list[Callable[[Any], tuple[Any, ...]]] = []
-        self.mutable: list[AttributeSlot] = []
         self.tensors = [_WatchedTensor(module, module._buffers, name) for module, name in buffers]
         skipped = {(id(holder), name) for holder, name in known}
         for holder in attribute_holders(block):
@@ -134,12 +137,23 @@ class ChangeDetector:
             names = [name for name in names if (id(holder), name) not in skipped]
             if isinstance(holder, nn.Module) or len(names) <= _MOST_ATTRIBUTES:
                 self._add(holder, names)
+        self._types: list[type] | None = None
+        self._mutable: list[AttributeSlot] = []
+        """The attributes that a forward may change in place, if all attributes have `_types`."""
         self.without_tensors: list[type] | None = None
         """Types of all attributes among which there was no tensor: values would be kept alive."""
         self._with_large = with_large
         self._earlier: list[weakref.ref[torch.Tensor]] = []
         self.dicts = [vars(holder) for holder in self.holders]
         self.sizes = list(map(len, self.dicts))
+        objects = {id(holder) for holder in self.holders if not isinstance(holder, nn.Module)}
+        self._held = [
+            (table, name, value)
+            for table in self.dicts
+            for name, value in table.items()
+            if id(value) in objects
+        ]
+        """Where the watched objects are: others may take their places."""
 
     def _add(self, holder: Any, names: list[str]) -> None:
         self.holders.append(holder)
@@ -149,8 +163,6 @@ class ChangeDetector:
             value = vars(holder)[name]
             if isinstance(value, torch.Tensor):
                 self.tensors.append(_WatchedTensor(holder, vars(holder), name))
-            elif isinstance(value, _MUTABLE):
-                self.mutable.append((holder, name))
 
     def note_earlier(self) -> None:
         """The model was called: remember the tensors that are there already."""
@@ -169,8 +181,22 @@ class ChangeDetector:
 
     @property
     def up_to_date(self) -> bool:
-        """Whether no attributes were added or removed since."""
-        return self.sizes == list(map(len, self.dicts))
+        """Whether no attributes were added or removed since, and no object was replaced."""
+        if self.sizes != list(map(len, self.dicts)):
+            return False
+        return not self._held or all(table.get(name) is value for table, name, value in self._held)
+
+    def mutable(self, types: list[type], values: list[tuple[Any, ...]]) -> list[AttributeSlot]:
+        """The attributes that a forward may change in place, by the types of all values."""
+        if types != self._types:
+            self._types = types
+            self._mutable = [
+                (holder, name)
+                for holder, names, held in zip(self.holders, self.names, values, strict=True)
+                for name, value in zip(names, held, strict=False)
+                if isinstance(value, _MUTABLE)
+            ]
+        return self._mutable
 
     def before_forward(self) -> StateBeforeForward:
         """Record the present state. Raises KeyError if an attribute was removed."""
@@ -197,12 +223,14 @@ def _sets_no_attributes(holder: Any) -> bool:
 class StateBeforeForward:
     """The watched attributes and buffers before a forward."""
 
-    __slots__ = ("_copies", "_detector", "_tensors", "_values")
+    __slots__ = ("_copies", "_detector", "_mutable", "_tensors", "_types", "_values")
 
     def __init__(self, detector: ChangeDetector) -> None:
         self._detector = detector
         self._values = self._read()
-        mutable = [vars(holder)[name] for holder, name in detector.mutable]
+        self._types = list(map(type, chain.from_iterable(self._values)))
+        self._mutable = detector.mutable(self._types, self._values)
+        mutable = [vars(holder)[name] for holder, name in self._mutable]
         different = {id(value): value for value in mutable}.items()  # modules share a config
         copies = {key: copy_value(value, tensors=False) for key, value in different}
         self._copies = [copies[id(value)] for value in mutable]
@@ -220,8 +248,7 @@ class StateBeforeForward:
         older than `oldest_node`, and large ones that were there before the model was called.
         """
         detector = self._detector
-        types = list(map(type, chain.from_iterable(self._values)))
-        if types != detector.without_tensors:
+        if self._types != detector.without_tensors:
             entries = self._entries()
             if any(isinstance(value, torch.Tensor) for _, _, value in entries):
                 held = [
@@ -230,7 +257,7 @@ class StateBeforeForward:
                     if not isinstance(value, torch.Tensor) or detector.holds(value, oldest_node)
                 ]
                 return functools.partial(run_with_former, held)
-            detector.without_tensors = types
+            detector.without_tensors = self._types
         self._copies, self._tensors = [], []
         return self._run
 
@@ -258,7 +285,7 @@ class StateBeforeForward:
         attributes = [] if self._same_objects() else self._reassigned()
         attributes += [
             (holder, name, copy)
-            for (holder, name), copy in zip(detector.mutable, self._copies, strict=True)
+            for (holder, name), copy in zip(self._mutable, self._copies, strict=True)
             if not equals_copy(vars(holder).get(name), copy)
             and not any(h is holder and n == name for h, n, _ in attributes)
         ]

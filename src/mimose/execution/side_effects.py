@@ -54,6 +54,14 @@ class SideEffects(NamedTuple):
     def __bool__(self) -> bool:
         return bool(self.attributes or self.passive_hooks or self.draws)
 
+    def without_former_objects(self, block: nn.Module) -> SideEffects:
+        """Without attributes of objects that the block does not hold any more."""
+        if self.only_on_modules:
+            return self
+        held = set(map(id, attribute_holders(block)))
+        attributes = tuple((h, name) for h, name in self.attributes if id(h) in held)
+        return self._replace(attributes=attributes)
+
 
 class AttributeSnapshot:
     """Attributes before a forward, to be restored for its recompute."""

@@ -93,12 +93,12 @@ class TriedInterceptor(JudgedInterceptor):
         if self.trusted is None or rebuilt:
             return self._run_trial(directive, function, args, kwargs, given, may_fail=may_fail)
         exchanged = swapped_parameters(self.parameters)
+        state_before = self._before()
         attributes_before = self._attributes_before()
         if attributes_before is not None and attributes_before.too_large - self.large:
             return self._run_trial(directive, function, args, kwargs, given, may_fail=may_fail)
         buffers = BufferSnapshot(self.changing) if self.changing else None
         found = _as_found(exchanged, buffers, attributes_before, given)
-        state_before = self._before()
         keeping = directive.option is Option.KEEP
         own = (args, kwargs) if given is None else (given.args, given.kwargs)
         frame = self._frame(directive, function, *own, found=found, keeping=keeping)

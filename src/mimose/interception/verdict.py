@@ -121,6 +121,7 @@ class JudgedInterceptor(Interceptor):
         known = {(id(module), name) for module, name in self.changing}
         places = all_buffer_slots(self.module)
         quiet = [(module, name) for module, name in places if (id(module), name) not in known]
+        self.side_effects = self.side_effects.without_former_objects(self.module)
         known_attributes, with_large = self.side_effects.attributes, self.tried.with_large
         self.later = ChangeDetector(self.module, known_attributes, quiet, with_large)
         return self.later
