@@ -50,6 +50,12 @@ class JudgedInterceptor(Interceptor):
         self.name = block.name
         self.tried = tried
         tried.classes[type(block.module)] += 1
+        self.comes_last = False
+        """Whether this is the last block of the model."""
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is known of the block."""
         self.trusted: bool | None = None
         """Whether the block can be recomputed; None before its first run."""
         self.attempts = 0
@@ -67,8 +73,6 @@ class JudgedInterceptor(Interceptor):
         self.large: set[tuple[int, str]] = set()
         """Attributes with values too large to copy in the trial: id of the holder, and name."""
         self.parameters: list[tuple[dict[str, Any], str]] = []
-        self.comes_last = False
-        """Whether this is the last block of the model."""
         self.collective_ranks: frozenset[int] = frozenset()
         """The ranks that take part in collectives of the forward, recorded in the trial."""
 
@@ -130,17 +134,12 @@ class JudgedInterceptor(Interceptor):
         """Intercept `module`, which has replaced the block, and forget the former verdict."""
         self.remove()
         self._module = weakref.ref(module)
-        self.trusted, self.attempts, self.early_stop = None, 0, True
-        self.changing, self.parameters, self.side_effects = [], [], SideEffects()
-        self.examined = False
-        self.build = self.later = None
-        self.large = set()
+        self._forget()
         self.install()
 
     def let_go(self) -> None:
         """Release every reference to modules, parameters and steps."""
-        self.changing, self.parameters, self.side_effects = [], [], SideEffects()
-        self.build = self.later = None
+        self._forget()
         self.tried = Tried()
 
     def follow(self, trusted: bool | None) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from mimose.execution import OtherGenerators
 from mimose.interception import BlockInterceptor
-from mimose.tensors import Parameters
+from mimose.tensors import Parameters, bytes_of
 from mimose.training.former_buffers import FormerBuffers
 from mimose.training.former_gradients import Additions, FormerGradients
 from mimose.training.former_state import FormerState
@@ -59,7 +59,7 @@ class Rewind:
             return None
         what, tensor = changed
         return (
-            f"its forward has changed a {what} of {text_of(tensor.nbytes)} in place, and no copy "
+            f"its forward has changed a {what} of {text_of(bytes_of([tensor]))} in place, and no copy "
             "of the former value exists"
         )
 
