@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch import nn
@@ -18,6 +18,9 @@ class Parameters:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
+        self._ids: list[int] = []
+        self._unique: list[nn.Parameter] = []
+        """The parameters at the last look, and their ids before duplicates were left out."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -35,11 +38,14 @@ class Parameters:
         return None
 
     def current(self) -> list[nn.Parameter]:
-        """All parameters, each once."""
-        return list({id(parameter): parameter for parameter in self._iterate()}.values())
-
-    def _iterate(self) -> Iterator[nn.Parameter]:
-        return (p for parameters in self._dicts for p in parameters.values() if p is not None)
+        """All parameters, each once. Do not change the list."""
+        found = list(chain.from_iterable(map(dict.values, self._dicts)))
+        ids = list(map(id, found))
+        if ids != self._ids:
+            self._ids = ids
+            unique = dict(zip(ids, found, strict=True))
+            self._unique = [p for p in unique.values() if p is not None]
+        return self._unique
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:

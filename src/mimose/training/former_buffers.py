@@ -22,7 +22,8 @@ class FormerBuffers:
 
     def __init__(self) -> None:
         self._modules: list[weakref.ref[nn.Module]] = []
-        self._bare: list[weakref.ref[nn.Module]] = []
+        self._bare: list[dict[str, torch.Tensor | None]] = []
+        """The empty `_buffers` of the other modules."""
         self._former: list[tuple[nn.Module, dict[str, torch.Tensor | None]]] = []
         self._copied: list[torch.Tensor] = []
         """Buffers that may change; of sparse ones the dense tensors that they consist of."""
@@ -35,11 +36,15 @@ class FormerBuffers:
         """Find the modules of the model, with and without buffers."""
         modules = list(model.modules())
         self._modules = [weakref.ref(module) for module in modules if module._buffers]
-        self._bare = [weakref.ref(module) for module in modules if not module._buffers]
+        self._bare = [module._buffers for module in modules if not module._buffers]
+
+    @property
+    def any_registered(self) -> bool:
+        """Whether a module has got its first buffer since `look_for_modules`."""
+        return any(self._bare)
 
     def take(self, interceptors: Sequence[BlockInterceptor]) -> None:
         """Store the buffers, and copies of those that may change."""
-        self._look_for_registered()
         modules = [module for ref in self._modules if (module := ref()) is not None]
         self._former = [(module, dict(module._buffers)) for module in modules]
         self._choose(interceptors)
@@ -47,13 +52,6 @@ class FormerBuffers:
             self._values = [buffer.clone() for buffer in self._copied]
         elif self._copied:
             _copy_all(self._values, self._copied)
-
-    def _look_for_registered(self) -> None:
-        """A forward may have registered a module's first buffer."""
-        found = [ref for ref in self._bare if (module := ref()) is not None and module._buffers]
-        if found:
-            self._modules += found
-            self._bare = [ref for ref in self._bare if ref not in found]
 
     def _choose(self, interceptors: Sequence[BlockInterceptor]) -> None:
         """Which buffers to copy."""
@@ -83,9 +81,8 @@ class FormerBuffers:
         for module, buffers in self._former:
             module._buffers.clear()
             module._buffers.update(buffers)
-        for bare in [ref() for ref in self._bare]:
-            if bare is not None:
-                bare._buffers.clear()
+        for buffers in self._bare:
+            buffers.clear()
         if self._copied:
             _copy_all(self._copied, self._values)
 

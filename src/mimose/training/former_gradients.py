@@ -12,13 +12,13 @@ a change in place before the first addition counts as clearing.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from mimose.tensors import local_tensor, version_of
+from mimose.tensors import local_tensor
 
 
 class FormerGradient:
@@ -39,9 +39,7 @@ class FormerGradient:
         "added",
     )
 
-    def __init__(self, parameter: nn.Parameter, *, hold: bool = False) -> None:
-        gradient = parameter.grad
-        assert gradient is not None
+    def __init__(self, gradient: torch.Tensor, *, hold: bool = False) -> None:
         self._former: Callable[[], torch.Tensor | None] = weakref.ref(gradient)
         self._held = gradient if hold else None
         self._aside: torch.Tensor | None = None
@@ -111,8 +109,9 @@ class FormerGradient:
 
 def _version(gradient: torch.Tensor) -> int | None:
     """The gradient's version; None for a view: views of one buffer share a version."""
-    gradient = local_tensor(gradient)
-    return None if gradient._is_view() else version_of(gradient)
+    if type(gradient) is not torch.Tensor:  # else it has no shards
+        gradient = local_tensor(gradient)
+    return None if gradient._is_view() else gradient._version
 
 
 def _next(version: int | None) -> int | None:
@@ -129,12 +128,13 @@ class FormerGradients:
     """The gradients that exist when a piece of training begins."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], additions: Additions) -> None:
-        parameters = [p for p in parameters if p.grad is not None]
-        self._parameters = frozenset(map(id, parameters))
+        present = [(p, g) for p in parameters if (g := p.grad) is not None]
+        self._parameters = frozenset([id(p) for p, _ in present])
         # A gradient with a graph is that of a step with create_graph=True; so will the next be.
-        hold = any(p.grad is not None and p.grad.requires_grad for p in parameters)
-        self._gradients = {p: FormerGradient(p, hold=hold) for p in parameters if p.requires_grad}
+        hold = any(g.requires_grad for _, g in present)
+        self._gradients = [(p, FormerGradient(g, hold=hold)) for p, g in present if p.requires_grad]
         additions.count(self._gradients)
+        self._any_aside = False
 
     def __contains__(self, parameter: nn.Parameter) -> bool:
         """Whether the parameter had a gradient, trained or not."""
@@ -142,40 +142,45 @@ class FormerGradients:
 
     def lost(self) -> int:
         """How many cannot be restored."""
-        return sum(gradient.is_lost(p) for p, gradient in self._gradients.items())
+        return sum(gradient.is_lost(p) for p, gradient in self._gradients)
 
     def rewind(self) -> None:
         """Set those aside that were added to."""
-        for parameter, gradient in self._gradients.items():
+        self._any_aside = True
+        for parameter, gradient in self._gradients:
             gradient.rewind(parameter)
 
     def settle(self) -> int:
-        """End the attempts. Returns how many gradients are not what they were before."""
-        return sum([gradient.settle(p) for p, gradient in self._gradients.items()])
+        """End the attempts. Returns how many gradients are lost, or contain what failed attempts
+        have added."""
+        if not self._any_aside:  # the first attempt was the last one
+            return 0
+        return sum([gradient.settle(p) for p, gradient in self._gradients])
 
 
 class Additions:
     """Counts the additions to gradients that existed when a piece of training began."""
 
     def __init__(self) -> None:
-        self._counted: dict[nn.Parameter, FormerGradient] = {}
-        self._hooks: dict[nn.Parameter, Any] = {}
+        self._counted: dict[int, FormerGradient] = {}
+        """By the id of the parameter: hashing a tensor runs Python code."""
+        self._hooks: dict[int, tuple[nn.Parameter, Any]] = {}
 
-    def count(self, gradients: dict[nn.Parameter, FormerGradient]) -> None:
+    def count(self, gradients: Sequence[tuple[nn.Parameter, FormerGradient]]) -> None:
         """Count additions to these gradients from now on."""
-        self._counted = gradients
-        for parameter in gradients:
-            if parameter not in self._hooks:  # stays for all steps: adding one takes microseconds
+        self._counted = {id(parameter): gradient for parameter, gradient in gradients}
+        for parameter, _ in gradients:
+            if id(parameter) not in self._hooks:  # stays: adding one takes microseconds
                 hook = parameter.register_post_accumulate_grad_hook(self._count_addition)
-                self._hooks[parameter] = hook
+                self._hooks[id(parameter)] = parameter, hook
 
     def _count_addition(self, parameter: torch.Tensor) -> None:
-        gradient = self._counted.get(parameter)  # type: ignore[call-overload]
+        gradient = self._counted.get(id(parameter))
         if gradient is not None:
             gradient.was_added_to(parameter)
 
     def close(self) -> None:
         self._counted = {}
-        for hook in self._hooks.values():
+        for _, hook in self._hooks.values():
             hook.remove()
         self._hooks = {}

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from itertools import compress
+from operator import attrgetter, not_
 
 import torch
 from torch import nn
@@ -24,6 +26,8 @@ from mimose.training.frozen_values import FrozenValues
 from mimose.training.registrations import Registrations
 from mimose.units import text_of
 
+_is_trained, _version = attrgetter("requires_grad"), attrgetter("_version")
+
 
 class Rewind:
     """The state of training at one moment, which `rewind` restores."""
@@ -34,15 +38,18 @@ class Rewind:
         self._generators = [(g, g.get_state()) for g in store.generators]
         self._others = OtherGenerators(store.blocks.generators)
         parameters = store.parameters.current()
-        self._parameters = [(p, p._version) for p in parameters if p.requires_grad]
-        store.frozen.take([p for p in parameters if not p.requires_grad and store.is_constant(p)])
+        is_trained = list(map(_is_trained, parameters))
+        self._trained = list(compress(parameters, is_trained))
+        self._versions = list(map(_version, self._trained))
+        frozen = compress(parameters, map(not_, is_trained))
+        store.frozen.take(list(filter(store.is_constant, frozen)))
         self._gradients = FormerGradients(parameters, store.additions)
 
     @property
     def obstacle(self) -> str | None:
         """Why the state cannot be restored; None if it can."""
-        constant = self._store.is_constant
-        if any(p._version != version for p, version in self._parameters if constant(p)):
+        versions = zip(self._trained, self._versions, strict=True)
+        if any(p._version != was and self._store.is_constant(p) for p, was in versions):
             return (
                 "it has changed parameters: call optimizer.step() outside of the function that "
                 "retry() calls"
@@ -59,8 +66,8 @@ class Rewind:
             return None
         what, tensor = changed
         return (
-            f"its forward has changed a {what} of {text_of(bytes_of([tensor]))} in place, and no copy "
-            "of the former value exists"
+            f"its forward has changed a {what} of {text_of(bytes_of([tensor]))} in place, and no "
+            "copy of the former value exists"
         )
 
     def rewind(self) -> None:
@@ -71,7 +78,7 @@ class Rewind:
         self._store.give_back()
         self._gradients.rewind()
         self._store.refresh()  # the attempt may have added an adapter
-        for parameter in [p for p, _ in self._parameters] + self._store.parameters.current():
+        for parameter in self._trained + self._store.parameters.current():
             if parameter not in self._gradients:
                 parameter.grad = None
 
@@ -121,7 +128,7 @@ class RewindStore:
 
     def take(self, interceptors: Sequence[BlockInterceptor]) -> None:
         """Store the buffers, and what blocks change besides."""
-        if self._registrations.any_since_last():
+        if self._registrations.any_since_last() or self.buffers.any_registered:
             self.refresh()
         self.blocks = FormerState(interceptors)
         self.buffers.take(interceptors)
@@ -145,7 +152,7 @@ class RewindStore:
 
     def release(self) -> None:
         """Release all references to the step."""
-        self.additions.count({})
+        self.additions.count([])
         self.buffers.release()
         self.frozen.release()
         self.blocks = FormerState()
