@@ -34,6 +34,7 @@ from loops import (
     tight_budget,
     train,
 )
+from mimose.bench.measuring import LatestStep
 from mimose.estimation.cost_model import CostModel
 from mimose.memory.meters import CpuMeter
 from mimose.memory.reserve import PageReserve
@@ -719,6 +720,38 @@ def test_steps_with_more_runs_than_any_before_are_observed_in_their_turn() -> No
     plan = stats_of_stochastic_depth().last_plan
     assert plan is not None
     assert len(plan.choices) == 3
+
+
+class RunsTwice(nn.Module):
+    """Runs each layer as often as a batch wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.head = nn.Linear(8, 32), nn.Linear(32, 4)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+            for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor, times: int = 1) -> torch.Tensor:
+        x = self.start(x)
+        for layer in self.layers:
+            for _ in range(times):
+                x = x + layer(x)
+        return self.head(x)
+
+
+def test_the_rest_of_a_step_is_recomputed_once_a_block_runs_more_often_than_planned() -> None:
+    model, peaks = RunsTwice(), LatestStep()
+    with mimose.auto_checkpoint(model, 1900 << 10, host_memory=0) as handle:
+        handle.subscribe(peaks)
+        for length, times in ((25, 1), (47, 1), (44, 1), (18, 1), (33, 1), (48, 1), (48, 2)):
+            model(torch.randn(8, length, 8), times=times).pow(2).mean().backward()
+            model.zero_grad()
+    assert peaks.record is not None
+    assert peaks.record.plan is not None
+    assert not peaks.record.observed
+    assert (peaks.record.real_peak_bytes or 0) <= 1900 << 10
 
 
 class SkipsNamed(models.Encoder):

@@ -147,12 +147,14 @@ class Step:
         )
 
     def _unknown(self, run: Run, after: _After | None) -> tuple[Option, _After | None]:
-        """Recompute a run that is not in the plan."""
+        """Recompute a run that is not in the plan, and all that follow it."""
         if run in self.cost_model.unused:
             self.calls.unplanned += 1
             after = _Beside(self, run)
-        elif self.has_plan and Surprise.OUT_OF_MEMORY not in self.surprises:
-            self.surprises.add(Surprise.UNKNOWN_RUN)
+        elif self.has_plan:
+            if Surprise.OUT_OF_MEMORY not in self.surprises:
+                self.surprises.add(Surprise.UNKNOWN_RUN)
+            self.recompute_the_rest()
         return Option.RECOMPUTE, after
 
     def _be_strict(self, run: Run) -> None:
