@@ -39,7 +39,7 @@ class Parameters:
 
     def current(self) -> list[nn.Parameter]:
         """All parameters, each once. Do not change the list."""
-        found = list(chain.from_iterable(map(dict.values, self._dicts)))
+        found = list(chain.from_iterable([table.values() for table in self._dicts]))
         ids = list(map(id, found))
         if ids != self._ids:
             self._ids = ids
