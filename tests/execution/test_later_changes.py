@@ -307,6 +307,18 @@ def test_a_large_buffer_with_unknown_old_value_raises_before_a_gradient_is_wrong
         assert_as_plain(Net(MovesALargeBuffer), switch_on)
 
 
+class DecaysItsWeight(Block):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.first.weight.mul_(0.9)
+        return x
+
+
+def test_a_block_that_begins_to_change_its_weight_raises_before_a_gradient_is_wrong() -> None:
+    with pytest.raises(RecomputeError, match=r"begun to change its parameter 'first.weight'"):
+        assert_as_plain(Net(DecaysItsWeight), switch_on)
+
+
 def test_a_large_buffer_may_be_filled_with_the_same_values_each_time() -> None:
     assert assert_as_plain(Net(FillsALargeBuffer), switch_on) == [True] * 3
 

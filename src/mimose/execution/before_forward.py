@@ -69,7 +69,7 @@ class BeforeForward(NamedTuple):
         changes = None if self.others is None else self.others.new_changes()
         if changes is not None:
             put_back_buffers(BufferSnapshot.of(changes.buffers), args, kwargs)
-            if changes.lost or not put_back_plain_values(changes.attributes):
+            if changes.lost or changes.parameter or not put_back_plain_values(changes.attributes):
                 return None
         if self.attributes is not None and not self.attributes.put_back():
             return None

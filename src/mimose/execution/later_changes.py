@@ -12,9 +12,9 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, MutableSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,8 @@ class NewChanges:
     buffers: list[tuple[nn.Module, str, Any]]
     lost: str
     """The name of a large tensor changed in place, whose old value is unknown; or empty."""
+    parameter: str = ""
+    """The name of a parameter changed in place: a recompute would change it again."""
 
     @property
     def slots(self) -> tuple[list[BufferSlot], tuple[AttributeSlot, ...]]:
@@ -113,6 +115,8 @@ class ChangeDetector:
         "getters",
         "holders",
         "names",
+        "parameter_names",
+        "parameters",
         "sizes",
         "tensors",
         "without_tensors",
@@ -144,6 +148,10 @@ class ChangeDetector:
         """Types of all attributes among which there was no tensor: values would be kept alive."""
         self._with_large = with_large
         self._earlier: list[weakref.ref[torch.Tensor]] = []
+        # Wrappers such as FSDP1 replace parameters, and have no holders.
+        named = block.named_parameters() if self.holders else ()
+        parameters = {name: p for name, p in named if not p.is_inference()}
+        self.parameter_names, self.parameters = list(parameters), list(parameters.values())
         self.dicts = [vars(holder) for holder in self.holders]
         self.sizes = list(map(len, self.dicts))
         objects = {id(holder) for holder in self.holders if not isinstance(holder, nn.Module)}
@@ -203,6 +211,9 @@ class ChangeDetector:
         return StateBeforeForward(self)
 
 
+_version = attrgetter("_version")
+
+
 def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
     """A function that gets the values of these names from a dict, as a tuple."""
     if not names:
@@ -223,7 +234,7 @@ def _sets_no_attributes(holder: Any) -> bool:
 class StateBeforeForward:
     """The watched attributes and buffers before a forward."""
 
-    __slots__ = ("_copies", "_detector", "_mutable", "_tensors", "_types", "_values")
+    __slots__ = ("_copies", "_detector", "_mutable", "_tensors", "_types", "_values", "_versions")
 
     def __init__(self, detector: ChangeDetector) -> None:
         self._detector = detector
@@ -235,6 +246,7 @@ class StateBeforeForward:
         copies = {key: copy_value(value, tensors=False) for key, value in different}
         self._copies = [copies[id(value)] for value in mutable]
         self._tensors = [tensor.record() for tensor in detector.tensors]
+        self._versions = list(map(_version, detector.parameters))
 
     def _read(self) -> list[Any]:
         detector = self._detector
@@ -289,9 +301,12 @@ class StateBeforeForward:
             if not equals_copy(vars(holder).get(name), copy)
             and not any(h is holder and n == name for h, n, _ in attributes)
         ]
-        if not tensors and not attributes:
+        versions = list(map(_version, detector.parameters))
+        if not tensors and not attributes and versions == self._versions:
             return None
-        return _new_changes(tensors, attributes)
+        names = zip(detector.parameter_names, self._versions, versions, strict=True)
+        parameter = next((name for name, before, now in names if before != now), "")
+        return replace(_new_changes(tensors, attributes), parameter=parameter)
 
     def _same_objects(self) -> bool:
         """Whether all attributes have the same values as before: a quick check."""

@@ -20,7 +20,6 @@ from torch import nn
 
 from mimose.execution.attributes import (
     MODULE_INTERNALS,
-    MOST_COPIED_BYTES,
     MOVE_PARAMETERS,
     NOT_COPIED,
     AttributeSlot,
@@ -31,7 +30,7 @@ from mimose.execution.attributes import (
 from mimose.execution.generators import GENERATORS, Generator, OtherGenerators
 from mimose.execution.temporary_values import ABSENT, Entry, run_with
 from mimose.execution.undo import put_back_attributes, put_back_plain_values
-from mimose.tensors import bytes_of, equal_values, local_tensor, version_of
+from mimose.tensors import dense_parts, local_tensor, version_of
 
 Hook = tuple[nn.Module, int]
 """A module and the id of one of its forward hooks or forward pre-hooks."""
@@ -121,6 +120,34 @@ def run_restoring_attributes(block: nn.Module, function: Callable[..., Any], *ar
                 del vars(holder)[name]
 
 
+class _WatchedParameter:
+    """A parameter and what tells whether it changes: its version, and, because changes through
+    `.data` do not count versions, sums that take no memory to compute."""
+
+    def __init__(self, name: str, parameter: nn.Parameter) -> None:
+        self.name, self._parameter = name, parameter
+        self._version, self._sums = version_of(parameter), _sums_of(parameter)
+
+    @property
+    def changed(self) -> bool:
+        if version_of(self._parameter) != self._version:
+            return True
+        now = None if self._sums is None else _sums_of(self._parameter)
+        return self._sums is not None and now is not None and not torch.equal(now, self._sums)
+
+
+def _sums_of(parameter: nn.Parameter) -> torch.Tensor | None:
+    """The sum and the norm of the values; None if there are none, or not as plain numbers."""
+    try:
+        values = dense_parts(local_tensor(parameter.detach()))[-1]
+        if not values.is_floating_point():
+            return None
+        dtype = torch.promote_types(values.dtype, torch.float32)
+        return torch.stack((values.sum(dtype=dtype), torch.linalg.vector_norm(values, dtype=dtype)))
+    except (RuntimeError, ValueError, NotImplementedError):  # not initialized yet; quantized
+        return None
+
+
 class FirstRunObserver:
     """Finds the side effects of a block's first run. Created before that run."""
 
@@ -132,17 +159,16 @@ class FirstRunObserver:
         ]
         self._is_passive: dict[Hook, bool] = {}
         self._generators = OtherGenerators(self._own_generators())
-        frozen = (p for p in block.parameters() if not p.requires_grad)
-        small = (p for p in frozen if bytes_of([p]) <= MOST_COPIED_BYTES)
-        self._frozen = [(p, local_tensor(p.detach()).clone()) for p in small]
+        self._parameters = [_WatchedParameter(*named) for named in block.named_parameters()]
         tensors = (v for _, before in self._before for v, copy in before.values() if v is copy)
         self._uncopied = [(t, version_of(t)) for t in tensors if isinstance(t, torch.Tensor)]
 
     @property
     def irreversible_change(self) -> str | None:
         """A change by the run that a recompute would repeat, e.g. of a codebook; None if none."""
-        if any(not equal_values(local_tensor(p.detach()), value) for p, value in self._frozen):
-            return "a frozen parameter"
+        for parameter in self._parameters:
+            if parameter.changed:
+                return f"its parameter {parameter.name!r} in its forward"
         changed = (f"a tensor {list(t.shape)} on its modules in place" for t in self._overwritten())
         return next(changed, None)
 

@@ -160,6 +160,9 @@ class TriedInterceptor(JudgedInterceptor):
 
         If an old value is lost, raise unless a dry run succeeds without it.
         """
+        if changes.parameter:
+            self._keep_if_parameters_change(changes.parameter, frame)
+            return
         buffers, attributes = changes.slots
         old = BufferSnapshot.of(changes.buffers), AttributeSnapshot(changes.attributes)
         frame.found += tuple(snapshot.run for snapshot in old)
@@ -175,6 +178,20 @@ class TriedInterceptor(JudgedInterceptor):
             attributes=(*self.side_effects.attributes, *attributes)
         )
         self._settle(self.changing + buffers, side_effects)
+
+    def _keep_if_parameters_change(self, name: str, frame: Frame) -> None:
+        """Keep the block for good: recomputes would change its parameter again.
+
+        Raise if the activations of this forward are gone.
+        """
+        if not frame.keeping:
+            raise RecomputeError(
+                f"block {self.name!r} has begun to change its parameter {name!r} in its forward. "
+                "Its recompute would change it again, so this step is lost. "
+                f"exclude={self.name!r} keeps the block from the first step on"
+            )
+        frame.keep()
+        self.distrust(f"it changes its parameter {name!r} in its forward")
 
     def _run_trial(
         self,
