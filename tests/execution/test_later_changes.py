@@ -290,6 +290,38 @@ def test_a_forward_that_is_only_looked_at_leaves_no_trace(kind: type[nn.Module])
     assert_same_gradients(model, plain)
 
 
+def halves(module: Any, args: Any, out: torch.Tensor) -> torch.Tensor | None:
+    return out / 2 if module.active else None
+
+
+def halves_in_place(module: Any, args: Any, out: torch.Tensor) -> None:
+    if module.active:
+        out.mul_(0.5)
+
+
+def halves_before(module: Any, args: tuple[torch.Tensor]) -> torch.Tensor | None:
+    return args[0] / 2 if module.active else None
+
+
+@pytest.mark.parametrize("since", ["the first step", "a later one"])
+@pytest.mark.parametrize("hook", [halves, halves_in_place, halves_before])
+def test_recomputes_call_a_hook_from_the_forward_on_in_which_it_acts(
+    hook: Callable[..., Any], since: str
+) -> None:
+    def activate(model: Any) -> None:
+        for layer in model.layers:
+            layer.first.active = True
+
+    model = Net()
+    for layer in model.layers:
+        layer.first.active = since == "the first step"
+        if hook is halves_before:
+            layer.first.register_forward_pre_hook(hook)
+        else:
+            layer.first.register_forward_hook(hook)
+    assert assert_as_plain(model, activate) == [True] * 3
+
+
 class MovesALargeBuffer(Block):
     def before(self, x: torch.Tensor) -> torch.Tensor:
         self.large.add_(1)

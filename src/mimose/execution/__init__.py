@@ -46,6 +46,7 @@ from mimose.execution.saved_arguments import copy_containers
 from mimose.execution.side_effects import (
     AttributeSnapshot,
     FirstRunObserver,
+    HookWatch,
     SideEffects,
     run_restoring_attributes,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "ForwardEnd",
     "Frame",
     "Generator",
+    "HookWatch",
     "Listener",
     "ModuleStructure",
     "MovedStorage",

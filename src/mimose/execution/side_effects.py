@@ -11,7 +11,7 @@ Afterwards the present attributes are restored.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from mimose.execution.attributes import (
 from mimose.execution.generators import GENERATORS, Generator, OtherGenerators
 from mimose.execution.temporary_values import ABSENT, Entry, run_with
 from mimose.execution.undo import put_back_attributes, put_back_plain_values
-from mimose.tensors import dense_parts, local_tensor, version_of
+from mimose.tensors import dense_parts, local_tensor, tensors_in, version_of
 
 Hook = tuple[nn.Module, int]
 """A module and the id of one of its forward hooks or forward pre-hooks."""
@@ -83,6 +83,10 @@ class AttributeSnapshot:
         values = ((h, name, vars(h).get(name, ABSENT)) for h, name in side_effects.attributes)
         generators = OtherGenerators(side_effects.generators) if side_effects.draws else None
         return cls(values, side_effects.passive_hooks, generators)
+
+    def do_not_skip(self, hooks: Collection[Hook]) -> None:
+        """Let recomputes call these hooks, too."""
+        self._passive_hooks = tuple(hook for hook in self._passive_hooks if hook not in hooks)
 
     @property
     def too_large(self) -> set[tuple[int, str]]:
@@ -157,7 +161,7 @@ class FirstRunObserver:
             (h, {n: (v, copy_value(v)) for n, v in vars(h).items() if n not in MODULE_INTERNALS})
             for h in attribute_holders(block)
         ]
-        self._is_passive: dict[Hook, bool] = {}
+        self._hooks = HookWatch()
         self._generators = OtherGenerators(self._own_generators())
         self._parameters = [_WatchedParameter(*named) for named in block.named_parameters()]
         tensors = (v for _, before in self._before for v, copy in before.values() if v is copy)
@@ -188,23 +192,10 @@ class FirstRunObserver:
 
     @contextmanager
     def watching_hooks(self) -> Iterator[None]:
-        """Find the forward hooks inside the block that return None while it runs."""
+        """Find the forward hooks inside the block that only observe while it runs."""
         inside = [part for part, _ in self._before if isinstance(part, nn.Module)]
-        with _hooks_replaced([part for part in inside if part is not self._block], self._watched):
+        with self._hooks.watching([part for part in inside if part is not self._block]):
             yield
-
-    def _watched(self, module: nn.Module, key: int, hook: Callable[..., Any]) -> Callable[..., Any]:
-        package = (getattr(hook, "__module__", None) or "").partition(".")[0]
-        if package in MOVE_PARAMETERS:
-            return hook
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            result = hook(*args, **kwargs)
-            passive = result is None and self._is_passive.get((module, key), True)
-            self._is_passive[module, key] = passive
-            return result
-
-        return watched
 
     def side_effects(self) -> SideEffects:
         """The side effects of the run, once it is over."""
@@ -221,8 +212,8 @@ class FirstRunObserver:
         with_changes = {id(holder) for holder, _ in changed}
         passive = (
             (module, key)
-            for (module, key), is_passive in self._is_passive.items()
-            if is_passive and (key in module._forward_hooks or id(module) not in with_changes)
+            for module, key in self._hooks.called - self._hooks.acting
+            if key in module._forward_hooks or id(module) not in with_changes
         )
         draws = self._generators.advanced()
         generators = self._own_generators() if draws else ()
@@ -257,6 +248,35 @@ class FirstRunObserver:
             put_back_attributes(holder, before)
         self._generators.restore()
         return True
+
+
+class HookWatch:
+    """Finds out which hooks act in a forward: return something, or change a tensor in place."""
+
+    def __init__(self) -> None:
+        self.called: set[Hook] = set()
+        self.acting: set[Hook] = set()
+
+    @contextmanager
+    def watching(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """Watch the forward hooks and forward pre-hooks of these modules."""
+        with _hooks_replaced(modules, self._watched):
+            yield
+
+    def _watched(self, module: nn.Module, key: int, hook: Callable[..., Any]) -> Callable[..., Any]:
+        package = (getattr(hook, "__module__", None) or "").partition(".")[0]
+        if package in MOVE_PARAMETERS:
+            return hook
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            before = [(t, version_of(t)) for t in tensors_in((args, kwargs))]
+            result = hook(*args, **kwargs)
+            self.called.add((module, key))
+            if result is not None or any(version_of(t) != version for t, version in before):
+                self.acting.add((module, key))
+            return result
+
+        return watched
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from mimose.execution import (
     Entry,
     FirstRunObserver,
     Frame,
+    HookWatch,
     NewChanges,
     RunAsFound,
     StateBeforeForward,
@@ -103,9 +105,10 @@ class TriedInterceptor(JudgedInterceptor):
         own = (args, kwargs) if given is None else (given.args, given.kwargs)
         frame = self._frame(directive, function, *own, found=found, keeping=keeping)
         before = BeforeForward.of_frame(frame, buffers, given, attributes_before, state_before)
-        out, broken_off = self._attempt(
-            frame.forward, args, kwargs, before, may_fail=may_fail, directive=directive
-        )
+        with self._watching_hooks(attributes_before):
+            out, broken_off = self._attempt(
+                frame.forward, args, kwargs, before, may_fail=may_fail, directive=directive
+            )
         if broken_off is not None:
             args, kwargs = broken_off.args, broken_off.kwargs
             if not broken_off.out_of_memory:
@@ -117,6 +120,21 @@ class TriedInterceptor(JudgedInterceptor):
             self._hold_or_move(directive, frame)
             self._note_changes(state_before, frame, out)
         return out
+
+    @contextmanager
+    def _watching_hooks(self, before: AttributeSnapshot | None) -> Iterator[None]:
+        """Let recomputes call hooks that only observed so far, and act in this forward."""
+        passive = self.side_effects.passive_hooks
+        if before is None or not passive or self.compiled is not None:
+            yield
+            return
+        watch = HookWatch()
+        with watch.watching({module for module, _ in passive}):
+            yield
+        if acting := watch.acting.intersection(passive):
+            before.do_not_skip(acting)
+            still = tuple(hook for hook in passive if hook not in acting)
+            self.side_effects = self.side_effects._replace(passive_hooks=still)
 
     def _hold_or_move(self, directive: Directive, frame: Frame) -> None:
         """Do with the activations of a forward what its directive says."""
