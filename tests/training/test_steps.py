@@ -754,6 +754,44 @@ def test_the_rest_of_a_step_is_recomputed_once_a_block_runs_more_often_than_plan
     assert (peaks.record.real_peak_bytes or 0) <= 1900 << 10
 
 
+class Tree(nn.Module):
+    """Calls itself for both branches of a tree."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor, depth: int = 0) -> torch.Tensor:
+        x = x + self.down(torch.relu(self.up(x)))
+        return x if depth == 2 else x + self(x / 2, depth + 1) + self(-x, 2)
+
+
+class AsksANeighbour(nn.Module):
+    """Calls another block, which is not its child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.neighbours: list[nn.Module] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.down(torch.relu(self.up(x)))
+        return x + sum(neighbour(x / 2) for neighbour in self.neighbours)
+
+
+@pytest.mark.parametrize("kind", [Tree, AsksANeighbour])
+def test_blocks_that_a_block_calls_are_a_part_of_its_run(kind: type[nn.Module]) -> None:
+    model = Stack(kind)
+    for block in list(model.blocks)[1:3] if kind is AsksANeighbour else ():
+        block.neighbours = [model.blocks[0]]
+    plain, batches = copy.deepcopy(model), texts(lengths(30, 20, 70))
+    with throwing_dice(model, "64MiB") as handle:
+        seen = Predictions(handle)
+        assert train(model, batches, after_step=seen) == train(plain, batches)
+    assert {len(choices) for choices in seen.plans} == {6}
+    seen.assert_exact(steps=15)
+
+
 class SkipsNamed(models.Encoder):
     """Skips the layers that a batch names."""
 

@@ -63,13 +63,16 @@ class BlockInterceptor(TriedInterceptor):
             refuse_in_compiled_code()
         if under_transform():
             return own_call(*args, **kwargs)
+        if self.tried.running is not None:  # one run of a block has one plan
+            self.tried.running.calls_blocks = True
+            return own_call(*args, **kwargs)
         if self.tried.waiting is not None:
             self.tried.waiting.settle()
         bound = False
         if self.caches is not None and holds_cache(args, kwargs):
             args, kwargs, bound = self.caches.arguments_for(self.index, self.stack, args, kwargs)
         directive = self.director.direct(self.index, args, kwargs)
-        if directive is KEEP:  # the most frequent case
+        if directive is KEEP and not self.calls_blocks:  # the most frequent case
             return own_call(*args, **kwargs)
         listener = directive.listener
         measures = listener is not None and listener.measures
@@ -123,6 +126,12 @@ class BlockInterceptor(TriedInterceptor):
         self.memory_ran_out()
         return self._run_checkpointed(recomputed_instead(directive), args, kwargs, may_fail=False)
 
+    def plain(self, args: Any, kwargs: Any) -> Any:
+        """Call the block without mimose, and the blocks that it calls."""
+        if not self.calls_blocks or self.trusted is False:
+            return super().plain(args, kwargs)
+        return self.tried.running_in(self, super().plain)(args, kwargs)
+
     def _plain_call(self, *args: Any, **kwargs: Any) -> Any:
         return self.plain(args, kwargs)
 
@@ -152,7 +161,8 @@ class BlockInterceptor(TriedInterceptor):
         own forward hooks lie outside the recompute and run once.
         """
         if self.compiled is not None:
-            return self.checkpointed(directive, self.compiled, args, kwargs, may_fail=may_fail)
+            compiled = self.tried.running_in(self, self.compiled)
+            return self.checkpointed(directive, compiled, args, kwargs, may_fail=may_fail)
         module = self.module
         place, forward = module.__dict__, module.forward
         former = place.get("forward")
@@ -165,7 +175,9 @@ class BlockInterceptor(TriedInterceptor):
 
         def once(*args: Any, **kwargs: Any) -> Any:
             restore()
-            return self.checkpointed(directive, forward, args, kwargs, may_fail=may_fail)
+            return self.checkpointed(
+                directive, self.tried.running_in(self, forward), args, kwargs, may_fail=may_fail
+            )
 
         place["forward"] = once
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -35,6 +35,8 @@ class Tried:
         """The classes of blocks whose arguments are changed in place after their run."""
         self.waiting: Waiting | None = None
         """The tried block whose verdict waits for the next block to run."""
+        self.running: JudgedInterceptor | None = None
+        """The block that runs now, or is recomputed now, in a way that mimose has chosen."""
         self.classes: Counter[type[nn.Module]] = Counter()
         """The number of blocks of each class."""
         self.with_large: weakref.WeakSet[ChangeDetector] = weakref.WeakSet()
@@ -42,6 +44,20 @@ class Tried:
         self.first_node = 0
         """The number of the first autograd node of the model's present forward."""
         self._reported: set[tuple[type[nn.Module], str]] = set()
+
+    def running_in(
+        self, block: JudgedInterceptor, function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """The function that runs a block, with blocks that it calls as a part of it."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            outer, self.running = self.running, block
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.running = outer
+
+        return run
 
     def tell(self, block: JudgedInterceptor, what: str, remedy: str = "") -> None:
         """Warn about a block. For further blocks of its class with the same problem, only log."""

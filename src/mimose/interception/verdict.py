@@ -31,6 +31,7 @@ class JudgedInterceptor(Interceptor):
     __slots__ = (
         "attempts",
         "build",
+        "calls_blocks",
         "changing",
         "collective_ranks",
         "comes_last",
@@ -73,6 +74,8 @@ class JudgedInterceptor(Interceptor):
         self.large: set[tuple[int, str]] = set()
         """Attributes with values too large to copy in the trial: id of the holder, and name."""
         self.parameters: list[tuple[dict[str, Any], str]] = []
+        self.calls_blocks = False
+        """Whether its forward calls itself or other blocks, which then are a part of its run."""
         self.collective_ranks: frozenset[int] = frozenset()
         """The ranks that take part in collectives of the forward, recorded in the trial."""
 
@@ -96,6 +99,7 @@ class JudgedInterceptor(Interceptor):
             "changing": named(self.changing),
             "traces": named(self.side_effects.attributes),
             "draws": self.side_effects.draws,
+            "calls_blocks": self.calls_blocks,
         }
 
     def adopt(self, verdict: Mapping[str, Any]) -> None:
@@ -113,6 +117,7 @@ class JudgedInterceptor(Interceptor):
         left = [(parts[str(at)], str(name)) for at, name in verdict.get("traces", ())]
         self._settle(changing, SideEffects(tuple(left)))
         self.early_stop = bool(verdict["early_stop"])
+        self.calls_blocks = bool(verdict.get("calls_blocks", False))
         self.trusted = bool(verdict["trusted"])
 
     def _settle(self, changing: list[BufferSlot], side_effects: SideEffects) -> None:
