@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, MutableSet
 from dataclasses import dataclass, replace
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,6 @@ class ChangeDetector:
         "getters",
         "holders",
         "names",
-        "parameter_names",
         "parameters",
         "sizes",
         "tensors",
@@ -149,9 +148,7 @@ class ChangeDetector:
         self._with_large = with_large
         self._earlier: list[weakref.ref[torch.Tensor]] = []
         # Wrappers such as FSDP1 replace parameters, and have no holders.
-        named = block.named_parameters() if self.holders else ()
-        parameters = {name: p for name, p in named if not p.is_inference()}
-        self.parameter_names, self.parameters = list(parameters), list(parameters.values())
+        self.parameters = _parameters_in(block) if self.holders else []
         self.dicts = [vars(holder) for holder in self.holders]
         self.sizes = list(map(len, self.dicts))
         objects = {id(holder) for holder in self.holders if not isinstance(holder, nn.Module)}
@@ -187,6 +184,11 @@ class ChangeDetector:
         self._with_large.add(self)
         return not any(ref() is tensor for ref in self._earlier)
 
+    def parameter_versions(self) -> list[int]:
+        """How often each parameter was changed in place; -1 for one that was removed."""
+        found = [table.get(name) for _, table, name in self.parameters]
+        return [-1 if parameter is None else parameter._version for parameter in found]
+
     @property
     def up_to_date(self) -> bool:
         """Whether no attributes were added or removed since, and no object was replaced."""
@@ -211,7 +213,15 @@ class ChangeDetector:
         return StateBeforeForward(self)
 
 
-_version = attrgetter("_version")
+def _parameters_in(block: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
+    """The name of each parameter in a block, and its place: parameters may be replaced."""
+    return [
+        (f"{prefix}.{name}".lstrip("."), part._parameters, name)
+        for prefix, part in block.named_modules()
+        if isinstance(part._parameters, dict)
+        for name, parameter in part._parameters.items()
+        if parameter is not None and not parameter.is_inference()
+    ]
 
 
 def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
@@ -246,7 +256,7 @@ class StateBeforeForward:
         copies = {key: copy_value(value, tensors=False) for key, value in different}
         self._copies = [copies[id(value)] for value in mutable]
         self._tensors = [tensor.record() for tensor in detector.tensors]
-        self._versions = list(map(_version, detector.parameters))
+        self._versions = detector.parameter_versions()
 
     def _read(self) -> list[Any]:
         detector = self._detector
@@ -301,11 +311,11 @@ class StateBeforeForward:
             if not equals_copy(vars(holder).get(name), copy)
             and not any(h is holder and n == name for h, n, _ in attributes)
         ]
-        versions = list(map(_version, detector.parameters))
+        versions = detector.parameter_versions()
         if not tensors and not attributes and versions == self._versions:
             return None
-        names = zip(detector.parameter_names, self._versions, versions, strict=True)
-        parameter = next((name for name, before, now in names if before != now), "")
+        slots = zip(detector.parameters, self._versions, versions, strict=True)
+        parameter = next((slot[0] for slot, before, now in slots if before != now), "")
         return replace(_new_changes(tensors, attributes), parameter=parameter)
 
     def _same_objects(self) -> bool:
