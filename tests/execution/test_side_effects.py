@@ -519,12 +519,39 @@ def seeded(model: nn.Module) -> tuple[list[float], float, float]:
     return steps_of(model), random.random(), np.random.uniform()
 
 
+@pytest.mark.parametrize("collector", ["ride", "shuttle"])
 @pytest.mark.parametrize("kind", [DrawsFromPython, DrawsFromNumpy, SeedsNumpy, DrawsOfItsOwn])
-def test_a_recompute_draws_the_same_random_numbers(kind: type[nn.Module]) -> None:
+def test_a_recompute_draws_the_same_random_numbers(kind: type[nn.Module], collector: str) -> None:
     model = Net(kind)
     plain = copy.deepcopy(model)
-    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all", collector=collector):
         assert seeded(model) == seeded(plain)
+    assert_same_gradients(model, plain)
+
+
+class ChangesItsInput(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.relu_(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:block .* cannot be recomputed")
+@pytest.mark.parametrize("kind", [Block, ChangesItsInput])
+def test_the_extra_forward_of_the_shuttle_is_not_seen(kind: type[nn.Module]) -> None:
+    features: list[torch.Tensor] = []
+
+    def step(model: nn.Module) -> float:
+        features.clear()
+        out = model(torch.ones(5, WIDTH, requires_grad=True) * 2)
+        (out.pow(2).mean() + torch.stack(features).sum()).backward()
+        return float(out.sum()) + len(features)
+
+    model = Net(kind)
+    for layer in model.layers:
+        for module in (layer, layer.first):
+            module.register_forward_hook(lambda *all: features.append(all[-1].mean()))
+    plain = copy.deepcopy(model)
+    with mimose.auto_checkpoint(model, "1GiB", collector="shuttle"):
+        assert [step(model) for _ in range(STEPS)] == [step(plain) for _ in range(STEPS)]
     assert_same_gradients(model, plain)
 
 

@@ -48,7 +48,7 @@ from mimose.execution.side_effects import (
     FirstRunObserver,
     HookWatch,
     SideEffects,
-    run_restoring_attributes,
+    run_without_side_effects,
 )
 from mimose.execution.swapped_parameters import parameter_slots, swapped_parameters
 from mimose.execution.temporary_values import Entry, run_with, run_with_former
@@ -103,10 +103,10 @@ __all__ = [
     "output_tensors",
     "parameter_slots",
     "refuses_hooks",
-    "run_restoring_attributes",
     "run_saving_on_host",
     "run_with",
     "run_with_former",
+    "run_without_side_effects",
     "swapped_parameters",
     "watch_backward",
     "with_graph",

@@ -111,13 +111,20 @@ class AttributeSnapshot:
             return run_with(entries, self._generators.run, function, *args)
 
 
-def run_restoring_attributes(block: nn.Module, function: Callable[..., Any], *args: Any) -> Any:
-    """Call `function`, which runs the block, then restore all attributes of its modules."""
+def run_without_side_effects(
+    block: nn.Module, known: SideEffects, function: Callable[..., Any], *args: Any
+) -> Any:
+    """Call `function`, which runs the block, then restore all attributes of its modules.
+
+    Of what the block is known to do besides, its generators are restored and its passive hooks are
+    not called.
+    """
     holders = attribute_holders(block)
     before = [frozenset(vars(holder)) | MODULE_INTERNALS for holder in holders]
     slots = ((h, n) for h in holders for n in vars(h) if n not in MODULE_INTERNALS)
     try:
-        return AttributeSnapshot.before_forward(SideEffects(tuple(slots))).run(function, *args)
+        everything = known._replace(attributes=tuple(slots))
+        return AttributeSnapshot.before_forward(everything).run(function, *args)
     finally:
         for holder, names in zip(holders, before, strict=True):
             for name in vars(holder).keys() - names:

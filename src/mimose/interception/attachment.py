@@ -141,9 +141,19 @@ class BlockInterceptor(TriedInterceptor):
         It must leave no side effects, and no other rank may take part in it. Other ranks take part
         if the block issues collectives or has forward pre-hooks such as FSDP2's.
         """
-        alone = not self.collective_ranks and not self.module._forward_pre_hooks
         clean = bool(self.trusted) and not self.side_effects
-        return alone and clean and are_plain(args, kwargs)
+        return self.runs_alone and clean and are_plain(args, kwargs)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether no other rank takes part in a forward of the block, as far as is known."""
+        return not self.collective_ranks and not self.module._forward_pre_hooks
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """Runs the block's forward, with blocks that it calls as a part of it, and without its own
+        hooks unless they are compiled into it."""
+        return self.tried.running_in(self, self.compiled or self.module.forward)
 
     @property
     def copies_caches(self) -> bool:

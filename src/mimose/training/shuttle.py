@@ -14,7 +14,7 @@ from mimose.execution import (
     ForwardEnd,
     buffers_in,
     copy_containers,
-    run_restoring_attributes,
+    run_without_side_effects,
 )
 from mimose.interception import BlockInterceptor
 from mimose.tensors import argument_tensors, new_bytes
@@ -26,8 +26,9 @@ class Shuttle(Collector):
     """The paper's collector: each block's forward runs once more, only to be measured.
 
     The saved bytes, the spike and the time of a block come from this extra forward. It runs on
-    copies of the arguments, and restores RNG, buffers and attributes. The levels around the block
-    still come from the recompute. A block whose arguments cannot be copied is kept, not measured.
+    copies of the arguments, without the block's own hooks, and restores RNG, buffers and
+    attributes. The levels around the block still come from the recompute. So does everything if an
+    extra forward might do harm: if the block was not tried yet, or if other ranks take part in it.
     """
 
     name = "shuttle"
@@ -40,9 +41,10 @@ class Shuttle(Collector):
 
     def run_begins(self, run: Run, args: Any, kwargs: Any, *, keep: bool) -> int:
         number = super().run_begins(run, args, kwargs, keep=False)
-        copies = ArgumentCopies.of(args, kwargs)
-        if copies is None or copies.problem is None:
-            self._measure(number, self._interceptors[run[0]], *_copied(args, kwargs, copies))
+        interceptor, copies = self._interceptors[run[0]], ArgumentCopies.of(args, kwargs)
+        copyable = copies is None or copies.problem is None
+        if copyable and interceptor.trusted and interceptor.runs_alone:
+            self._measure(number, interceptor, *_copied(args, kwargs, copies))
         return number
 
     def _measure(self, run: int, interceptor: BlockInterceptor, args: Any, kwargs: Any) -> None:
@@ -51,9 +53,12 @@ class Shuttle(Collector):
         before = self.readings.read().in_use
         begun = self._clock.mark()
         measured = functools.partial(
-            run_restoring_attributes, interceptor.module, execution_context.run
+            run_without_side_effects,
+            interceptor.module,
+            interceptor.side_effects,
+            execution_context.run,
         )
-        out = buffers.run(measured, interceptor.plain, (args, kwargs), {})
+        out = buffers.run(measured, interceptor.forward, args, kwargs)
         ended = self._clock.mark()
         after = self.readings.read()
         kept = after.in_use - before - new_bytes(out, (args, kwargs))
@@ -63,13 +68,14 @@ class Shuttle(Collector):
 
     def forward_ends(self, run: int, end: ForwardEnd) -> None:
         super().forward_ends(run, end)
-        saved, spike, begun, ended = self._measured[run]
-        saved += bytes_of_storages(end.saved_outputs)
-        self._measured[run] = (saved, spike, begun, ended)
+        if run in self._measured:
+            saved, spike, begun, ended = self._measured[run]
+            saved += bytes_of_storages(end.saved_outputs)
+            self._measured[run] = (saved, spike, begun, ended)
 
     def after_recompute(self, run: int) -> None:
         super().after_recompute(run)
-        if not self._over:
+        if not self._over and run in self._measured:
             seen = self._runs[run]
             seen.saved, seen.spike, seen.begun, seen.ended = self._measured[run]
 
