@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import random
 import time
 import warnings
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from loops import (
     tight_budget,
     train,
 )
+from mimose.bench.measuring import LatestStep
 from mimose.costs import InputSize, Option, Profile, RunCost
 from mimose.errors import MimoseWarning
 from mimose.memory import Clock, CopyTimes, HostArena, HostMemory, LinkSpeed, PinningError
@@ -357,6 +359,41 @@ def test_if_pinning_fails_it_is_said_once_and_plans_do_without() -> None:
     assert stats.runs_recomputed > 0
     train(plain, batches[:1])
     assert losses == train(plain, batches)
+
+
+class OfJaggedRows(nn.Module):
+    """Its blocks save nested tensors, which cannot move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.head = nn.Linear(8, 32), nn.Linear(32, 4)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+            for _ in range(5)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = [row[: len(row) - i].detach() for i, row in enumerate(self.start(x))]
+        x = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x.values())
+
+
+def test_plans_do_without_an_option_whose_transfers_free_nothing() -> None:
+    model, peaks = OfJaggedRows(), []
+    latest, draw = LatestStep(), random.Random(3)
+    with mimose.auto_checkpoint(model, 2100 << 10, **HOST) as handle:
+        handle.subscribe(latest)
+        for _ in range(24):
+            model(torch.randn(8, draw.choice((20, 30, 40, 44, 47, 48)), 8)).pow(2).mean().backward()
+            model.zero_grad()
+            assert latest.record is not None
+            peaks.append(latest.record.real_peak_bytes or 0)
+        link = handle._engine.setting.host.known_link
+    assert sum(peak > 2100 << 10 for peak in peaks) == 1  # the first one that counted on it
+    assert link is not None
+    assert Option.SAVE_ON_HOST not in link.options
 
 
 def test_training_does_not_wait_for_host_memory_that_is_being_pinned() -> None:

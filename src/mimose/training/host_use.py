@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from mimose.memory import Clock, HostMemory, LinkSpeed, PinningError, host_limit
 from mimose.planning import RecomputeAll
 from mimose.training.device_pace import DevicePace
 from mimose.units import text_of
+
+log = logging.getLogger("mimose")
 
 _LONG_FORWARD_NS = 5_000_000
 """A block's forward that takes this long hides copies. Queueing the copies of one block takes the
@@ -132,6 +135,18 @@ class HostUse:
             self.speed.probe(self.memory)
         if not self.speed.known:
             self._stop("the first bytes could not be pinned")
+
+    def exclude(self, option: Option, planned_bytes: int, freed_bytes: int) -> None:
+        """Make no more plans with this option: its transfers free too little on the device."""
+        if option in self._choices:
+            self._choices -= {option}
+            self.version += 1
+            log.info(
+                "plans do without %r from now on: it was to free %s on the device, and freed %s",
+                option.value,
+                text_of(planned_bytes),
+                text_of(freed_bytes),
+            )
 
     def has(self, host_bytes: int) -> bool:
         """Whether this much host memory is pinned. If not, start pinning it in the background."""

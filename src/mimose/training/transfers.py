@@ -9,14 +9,16 @@ tensors: they are freed with the graph.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from mimose.costs import Run, Transfer
+from mimose.costs import Option, Profile, Run, Transfer
 from mimose.execution import ArgumentsOfStep, Frame, MovedStorage, nodes_of, run_saving_on_host
 from mimose.memory import HostMemory
+from mimose.planning import Plan
 from mimose.tensors import tensors_in
 from mimose.training.collector import Collector
 from mimose.training.decision import Decision
@@ -32,9 +34,12 @@ class StepTransfers:
         runs: Sequence[Run],
         collector: Collector | None = None,
         host: HostMemory | None = None,
+        freed: FreedBytes | None = None,
     ) -> None:
         self.host = host
         self._collector = collector
+        self._freed = freed
+        """Compares what comes free with the plan; None without a plan."""
         self._positions = {run: k for k, run in enumerate(runs)}
         self._to_release = sorted(transfers, key=lambda transfer: -transfer.release_before)
         self._to_fetch: dict[int, list[int]] = {}
@@ -58,12 +63,17 @@ class StepTransfers:
     def after_last_forward(self) -> None:
         """All runs in the plan have returned."""
         self._release(len(self._positions))
+        if self._freed is not None:
+            self._freed.compare()
 
     def _release(self, position: int) -> None:
         while self._to_release and self._to_release[-1].release_before <= position:
-            moved = self._moved.get(self._to_release.pop().run)
+            run = self._to_release.pop().run
+            moved = self._moved.get(run)
             if moved is not None:
                 moved.away_bytes = sum(one.release() for one in moved.alive())
+                if self._freed is not None:
+                    self._freed.note(run, moved.away_bytes)
                 if self._collector is not None:
                     self._collector.input_left(moved.run, moved.away_bytes)
 
@@ -102,6 +112,38 @@ class StepTransfers:
                     one.fetch()
             if self._collector is not None:
                 self._collector.input_is_back(moved.away_bytes)
+
+
+class FreedBytes:
+    """What transfers free on the device, for each option, compared with the plan.
+
+    Nested tensors, for instance, do not move. Plans then must not count on it.
+    """
+
+    def __init__(self, plan: Plan, profile: Profile, use: HostUse) -> None:
+        self._choices, self._use = plan.choices, use
+        self._planned: Counter[Option] = Counter()
+        self._freed: Counter[Option] = Counter()
+        self._expected = {
+            moved.run: moved.moved_bytes - profile.runs[moved.run].shared_casts
+            for moved in plan.transfers
+        }
+
+    def note(self, run: int, freed_bytes: int) -> None:
+        """The bytes of a run have left the device, which freed `freed_bytes`."""
+        option = self._choices[run]
+        self._planned[option] += self._expected.get(run, 0)
+        self._freed[option] += freed_bytes
+
+    def compare(self) -> None:
+        """All bytes have left: exclude options that have freed far less than planned."""
+        for option, planned_bytes in self._planned.items():
+            if self._freed[option] < _LEAST_FREED * planned_bytes:
+                self._use.exclude(option, planned_bytes, self._freed[option])
+
+
+_LEAST_FREED = 0.5
+"""The least share of the planned bytes that transfers must free."""
 
 
 class UnplannedTransfers(StepTransfers):
@@ -152,7 +194,10 @@ def transfers_for(
     """The transfers of a step with this decision; None if nothing moves."""
     plan = decision.cached.plan
     if plan.transfers and host.memory is not None:
-        return StepTransfers(plan.transfers, list(decision.cached.choices), collector, host.memory)
+        runs, profile = list(decision.cached.choices), decision.cached.profile
+        exact = profile is not None and decision.trusted and not decision.bounded
+        freed = FreedBytes(plan, profile, host) if profile is not None and exact else None
+        return StepTransfers(plan.transfers, runs, collector, host.memory, freed)
     if collector is not None and not plan.choices and host.possible:
         return UnplannedTransfers(host, blocks, available_bytes, collector)
     return None
