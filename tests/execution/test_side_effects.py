@@ -577,6 +577,16 @@ class LimitsItsEmbeddings(Block):
         return super().forward(x + self.embedding.weight[0] + self.embedding(torch.arange(5)))  # type: ignore[no-any-return]
 
 
+class HoldsWhatIsUndefined(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.full((3,), torch.nan))
+
+
+def test_parameters_without_a_number_count_as_unchanged() -> None:
+    assert_as_plain(Net(HoldsWhatIsUndefined))
+
+
 @pytest.mark.parametrize(
     "kind", [HasACodebook, NormalizesItsWeight, DecaysItsWeight, LimitsItsEmbeddings]
 )

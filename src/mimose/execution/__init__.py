@@ -34,6 +34,7 @@ from mimose.execution.dry_run import DryRun
 from mimose.execution.foreign_hooks import foreign_hooks
 from mimose.execution.former_attributes import AllAttributes, FormerAttributes
 from mimose.execution.generators import Generator, OtherGenerators
+from mimose.execution.hook_watch import HookWatch
 from mimose.execution.later_changes import (
     ChangeDetector,
     ModuleStructure,
@@ -46,7 +47,6 @@ from mimose.execution.saved_arguments import copy_containers
 from mimose.execution.side_effects import (
     AttributeSnapshot,
     FirstRunObserver,
-    HookWatch,
     SideEffects,
     run_without_side_effects,
 )

@@ -10,7 +10,6 @@ Afterwards the present attributes are restored.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -20,7 +19,6 @@ from torch import nn
 
 from mimose.execution.attributes import (
     MODULE_INTERNALS,
-    MOVE_PARAMETERS,
     NOT_COPIED,
     AttributeSlot,
     attribute_changed,
@@ -28,12 +26,11 @@ from mimose.execution.attributes import (
     copy_value,
 )
 from mimose.execution.generators import GENERATORS, Generator, OtherGenerators
+from mimose.execution.hook_watch import Hook, HookWatch, without_hooks
 from mimose.execution.temporary_values import ABSENT, Entry, run_with
 from mimose.execution.undo import put_back_attributes, put_back_plain_values
-from mimose.tensors import dense_parts, local_tensor, tensors_in, version_of
-
-Hook = tuple[nn.Module, int]
-"""A module and the id of one of its forward hooks or forward pre-hooks."""
+from mimose.execution.watched_parameter import WatchedParameter
+from mimose.tensors import version_of
 
 
 class SideEffects(NamedTuple):
@@ -105,7 +102,7 @@ class AttributeSnapshot:
             (vars(h), name, vars(h).get(name, ABSENT) if v is NOT_COPIED else copy_value(v))
             for h, name, v in self._values
         ]
-        with _without_hooks(self._passive_hooks):
+        with without_hooks(self._passive_hooks):
             if self._generators is None:
                 return run_with(entries, function, *args)
             return run_with(entries, self._generators.run, function, *args)
@@ -131,34 +128,6 @@ def run_without_side_effects(
                 del vars(holder)[name]
 
 
-class _WatchedParameter:
-    """A parameter and what tells whether it changes: its version, and, because changes through
-    `.data` do not count versions, sums that take no memory to compute."""
-
-    def __init__(self, name: str, parameter: nn.Parameter) -> None:
-        self.name, self._parameter = name, parameter
-        self._version, self._sums = version_of(parameter), _sums_of(parameter)
-
-    @property
-    def changed(self) -> bool:
-        if version_of(self._parameter) != self._version:
-            return True
-        now = None if self._sums is None else _sums_of(self._parameter)
-        return self._sums is not None and now is not None and not torch.equal(now, self._sums)
-
-
-def _sums_of(parameter: nn.Parameter) -> torch.Tensor | None:
-    """The sum and the norm of the values; None if there are none, or not as plain numbers."""
-    try:
-        values = dense_parts(local_tensor(parameter.detach()))[-1]
-        if not values.is_floating_point():
-            return None
-        dtype = torch.promote_types(values.dtype, torch.float32)
-        return torch.stack((values.sum(dtype=dtype), torch.linalg.vector_norm(values, dtype=dtype)))
-    except (RuntimeError, ValueError, NotImplementedError):  # not initialized yet; quantized
-        return None
-
-
 class FirstRunObserver:
     """Finds the side effects of a block's first run. Created before that run."""
 
@@ -170,7 +139,7 @@ class FirstRunObserver:
         ]
         self._hooks = HookWatch()
         self._generators = OtherGenerators(self._own_generators())
-        self._parameters = [_WatchedParameter(*named) for named in block.named_parameters()]
+        self._parameters = [WatchedParameter(*named) for named in block.named_parameters()]
         tensors = (v for _, before in self._before for v, copy in before.values() if v is copy)
         self._uncopied = [(t, version_of(t)) for t in tensors if isinstance(t, torch.Tensor)]
 
@@ -255,61 +224,3 @@ class FirstRunObserver:
             put_back_attributes(holder, before)
         self._generators.restore()
         return True
-
-
-class HookWatch:
-    """Finds out which hooks act in a forward: return something, or change a tensor in place."""
-
-    def __init__(self) -> None:
-        self.called: set[Hook] = set()
-        self.acting: set[Hook] = set()
-
-    @contextmanager
-    def watching(self, modules: Iterable[nn.Module]) -> Iterator[None]:
-        """Watch the forward hooks and forward pre-hooks of these modules."""
-        with _hooks_replaced(modules, self._watched):
-            yield
-
-    def _watched(self, module: nn.Module, key: int, hook: Callable[..., Any]) -> Callable[..., Any]:
-        package = (getattr(hook, "__module__", None) or "").partition(".")[0]
-        if package in MOVE_PARAMETERS:
-            return hook
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            before = [(t, version_of(t)) for t in tensors_in((args, kwargs))]
-            result = hook(*args, **kwargs)
-            self.called.add((module, key))
-            if result is not None or any(version_of(t) != version for t, version in before):
-                self.acting.add((module, key))
-            return result
-
-        return watched
-
-
-@contextmanager
-def _without_hooks(skipped: tuple[Hook, ...]) -> Iterator[None]:
-    if not skipped:
-        yield
-        return
-    modules = {module for module, _ in skipped}
-    with _hooks_replaced(modules, lambda m, key, hook: None if (m, key) in skipped else hook):
-        yield
-
-
-@contextmanager
-def _hooks_replaced(modules: Iterable[nn.Module], replace: Callable[..., Any]) -> Iterator[None]:
-    """Replace each forward hook by `replace(module, key, hook)`, or remove it if that is None."""
-    originals = [
-        (module, kind, hooks)
-        for module in modules
-        for kind in ("_forward_hooks", "_forward_pre_hooks")
-        if (hooks := getattr(module, kind))
-    ]
-    for module, kind, hooks in originals:
-        replaced = [(key, replace(module, key, hook)) for key, hook in hooks.items()]
-        vars(module)[kind] = OrderedDict((key, hook) for key, hook in replaced if hook is not None)
-    try:
-        yield
-    finally:
-        for module, kind, hooks in originals:
-            vars(module)[kind] = hooks
