@@ -322,6 +322,32 @@ def test_recomputes_call_a_hook_from_the_forward_on_in_which_it_acts(
     assert assert_as_plain(model, activate) == [True] * 3
 
 
+class AddsAHook(Block):
+    """Adds a hook to a module with a hook, and removes its first hook: each once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.active = True
+        self.first.register_forward_hook(lambda *_: None)
+        handle = self.first.register_forward_hook(lambda *_: handle.remove())
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.first._forward_hooks) == 1:
+            self.first.register_forward_hook(halves)
+        return x
+
+
+def test_hooks_that_are_added_and_removed_in_a_forward_stay_so() -> None:
+    torch.manual_seed(0)
+    model, plain = Net(AddsAHook), Net(AddsAHook)
+    plain.load_state_dict(model.state_dict())
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        losses = losses_of(model, switch_on)
+    assert losses == losses_of(plain, switch_on)
+    assert_same_gradients(model, plain)
+    assert [len(layer.first._forward_hooks) for layer in model.layers] == [2] * 3
+
+
 class MovesALargeBuffer(Block):
     def before(self, x: torch.Tensor) -> torch.Tensor:
         self.large.add_(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -47,28 +46,36 @@ class HookWatch:
 
 @contextmanager
 def without_hooks(skipped: tuple[Hook, ...]) -> Iterator[None]:
+    """Do not call these hooks meanwhile."""
     if not skipped:
         yield
         return
     modules = {module for module, _ in skipped}
-    with _hooks_replaced(modules, lambda m, key, hook: None if (m, key) in skipped else hook):
+    with _hooks_replaced(modules, lambda m, key, hook: _nothing if (m, key) in skipped else hook):
         yield
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
 
 
 @contextmanager
 def _hooks_replaced(modules: Iterable[nn.Module], replace: Callable[..., Any]) -> Iterator[None]:
-    """Replace each forward hook by `replace(module, key, hook)`, or remove it if that is None."""
+    """Replace each forward hook and pre-hook by `replace(module, key, hook)`.
+
+    They are replaced in their places: a hook may be removed, and others added, meanwhile.
+    """
     originals = [
-        (module, kind, hooks)
+        (module, hooks, key, hook)
         for module in modules
-        for kind in ("_forward_hooks", "_forward_pre_hooks")
-        if (hooks := getattr(module, kind))
+        for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        for key, hook in hooks.items()
     ]
-    for module, kind, hooks in originals:
-        replaced = [(key, replace(module, key, hook)) for key, hook in hooks.items()]
-        vars(module)[kind] = OrderedDict((key, hook) for key, hook in replaced if hook is not None)
+    for module, hooks, key, hook in originals:
+        hooks[key] = replace(module, key, hook)
     try:
         yield
     finally:
-        for module, kind, hooks in originals:
-            vars(module)[kind] = hooks
+        for _, hooks, key, hook in originals:
+            if key in hooks:
+                hooks[key] = hook
