@@ -32,6 +32,10 @@ _After = Callable[[Any, Any], None]
 """Called with the inputs and the output of a block's call."""
 
 
+_AMPLE = 0.5
+"""A plan that needs no more than this share of the available bytes leaves room for other runs."""
+
+
 class StepOwner(Protocol):
     """Learns when the backwards of a step are over."""
 
@@ -147,14 +151,15 @@ class Step:
         )
 
     def _unknown(self, run: Run, after: _After | None) -> tuple[Option, _After | None]:
-        """Recompute a run that is not in the plan, and all that follow it."""
+        """Recompute a run that is not in the plan, and all that follow it if memory is not ample."""
         if run in self.cost_model.unused:
             self.calls.unplanned += 1
             after = _Beside(self, run)
         elif self.has_plan:
             if Surprise.OUT_OF_MEMORY not in self.surprises:
                 self.surprises.add(Surprise.UNKNOWN_RUN)
-            self.recompute_the_rest()
+            if self.plan.peak_bytes > _AMPLE * self.decision.available_bytes:
+                self.recompute_the_rest()
         return Option.RECOMPUTE, after
 
     def _be_strict(self, run: Run) -> None:
