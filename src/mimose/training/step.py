@@ -151,7 +151,7 @@ class Step:
         )
 
     def _unknown(self, run: Run, after: _After | None) -> tuple[Option, _After | None]:
-        """Recompute a run that is not in the plan, and all that follow it if memory is not ample."""
+        """Recompute a run that is not in the plan, and, unless memory is ample, all that follow."""
         if run in self.cost_model.unused:
             self.calls.unplanned += 1
             after = _Beside(self, run)
