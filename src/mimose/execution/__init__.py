@@ -12,6 +12,7 @@ from mimose.execution.autograd import (
     at_end_of_backward,
     next_node,
     nodes_of,
+    top_hooks,
     watch_backward,
     with_graph,
 )
@@ -34,7 +35,7 @@ from mimose.execution.dry_run import DryRun
 from mimose.execution.foreign_hooks import foreign_hooks
 from mimose.execution.former_attributes import AllAttributes, FormerAttributes
 from mimose.execution.generators import Generator, OtherGenerators
-from mimose.execution.hook_watch import HookWatch
+from mimose.execution.hook_watch import Hook, HookWatch
 from mimose.execution.later_changes import (
     ChangeDetector,
     ModuleStructure,
@@ -74,6 +75,7 @@ __all__ = [
     "ForwardEnd",
     "Frame",
     "Generator",
+    "Hook",
     "HookWatch",
     "Listener",
     "ModuleStructure",
@@ -108,6 +110,7 @@ __all__ = [
     "run_with_former",
     "run_without_side_effects",
     "swapped_parameters",
+    "top_hooks",
     "watch_backward",
     "with_graph",
 ]

@@ -36,7 +36,12 @@ MOVE_PARAMETERS = frozenset({"torch", "deepspeed", "accelerate", "fairscale", "m
 """Packages that gather or move parameters in hooks; a recompute needs these hooks."""
 _SKIPPED_PACKAGES = MOVE_PARAMETERS | {"builtins", "logging", "threading", "weakref"}
 """Packages whose objects change during a forward for reasons unrelated to the block."""
-_WRAPPERS = ("torch.distributed.", "torch.nn.parallel.", "deepspeed.", "fairscale.")
+_WRAPPERS = (
+    "torch.distributed.fsdp.fully_sharded_data_parallel",
+    "torch.nn.parallel.",
+    "deepspeed.",
+    "fairscale.",
+)
 """Modules whose wrappers (FSDP1, ZeRO) replace parameters during a forward."""
 
 

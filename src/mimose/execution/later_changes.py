@@ -184,10 +184,10 @@ class ChangeDetector:
         self._with_large.add(self)
         return not any(ref() is tensor for ref in self._earlier)
 
-    def parameter_versions(self) -> list[int]:
-        """How often each parameter was changed in place; -1 for one that was removed."""
+    def parameter_versions(self) -> list[tuple[type, int]]:
+        """The type of each parameter, and how often it was changed in place; -1 if removed."""
         found = [table.get(name) for _, table, name in self.parameters]
-        return [-1 if parameter is None else parameter._version for parameter in found]
+        return [(type(p), -1 if p is None else p._version) for p in found]
 
     @property
     def up_to_date(self) -> bool:
@@ -311,12 +311,30 @@ class StateBeforeForward:
             if not equals_copy(vars(holder).get(name), copy)
             and not any(h is holder and n == name for h, n, _ in attributes)
         ]
-        versions = detector.parameter_versions()
-        if not tensors and not attributes and versions == self._versions:
+        parameter = self._changed_parameter()
+        if not tensors and not attributes and not parameter:
             return None
-        slots = zip(detector.parameters, self._versions, versions, strict=True)
-        parameter = next((slot[0] for slot, before, now in slots if before != now), "")
         return replace(_new_changes(tensors, attributes), parameter=parameter)
+
+    def _changed_parameter(self) -> str:
+        """The name of a parameter that was changed in place or replaced by another one; or empty.
+
+        A nested FSDP2 unit puts parameters of another type in the places of its sharded ones.
+        """
+        detector = self._detector
+        now = detector.parameter_versions()
+        if now == self._versions:
+            return ""
+        return next(
+            (
+                name
+                for (name, *_), (kind, version), (kind_now, version_now) in zip(
+                    detector.parameters, self._versions, now, strict=True
+                )
+                if kind is kind_now and version != version_now
+            ),
+            "",
+        )
 
     def _same_objects(self) -> bool:
         """Whether all attributes have the same values as before: a quick check."""

@@ -91,7 +91,13 @@ class AttributeSnapshot:
         return {(id(h), name) for h, name, value in self._values if value is NOT_COPIED}
 
     def put_back(self) -> bool:
-        """Undo a forward that broke off. Returns False if it has changed more than plain values."""
+        """Undo a forward that broke off.
+
+        Returns False if it has changed more than plain values, or may have called passive hooks: a
+        second run would repeat what these do.
+        """
+        if self._passive_hooks:
+            return False
         if self._generators is not None:
             self._generators.restore()
         return put_back_plain_values(self._values)
@@ -218,7 +224,7 @@ class FirstRunObserver:
 
     def put_back(self) -> bool:
         """Undo the run, which broke off. Returns False if it has changed something for good."""
-        if self.irreversible_change is not None:
+        if self.irreversible_change is not None or self._hooks.called - self._hooks.acting:
             return False
         for holder, before in self._before:
             put_back_attributes(holder, before)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from mimose.execution import (
     Entry,
     FirstRunObserver,
     Frame,
+    Hook,
     HookWatch,
     NewChanges,
     RunAsFound,
@@ -38,6 +39,7 @@ from mimose.execution import (
     run_with,
     run_with_former,
     swapped_parameters,
+    top_hooks,
 )
 from mimose.interception.block_kind import kind_of
 from mimose.interception.directive import Directive
@@ -94,6 +96,8 @@ class TriedInterceptor(JudgedInterceptor):
         rebuilt = self.build is not None and not self.build.unchanged
         if self.trusted is None or rebuilt:
             return self._run_trial(directive, function, args, kwargs, given, may_fail=may_fail)
+        if top_hooks() is not None:  # another checkpoint around it may begin in any step
+            self._refuse_foreign_hooks()
         exchanged = swapped_parameters(self.parameters)
         state_before = self._before()
         attributes_before = self._attributes_before()
@@ -118,7 +122,7 @@ class TriedInterceptor(JudgedInterceptor):
             return self.checkpointed(again, function, args, kwargs, may_fail=False)
         if not self._keep_if_arguments_changed(given, frame):
             self._hold_or_move(directive, frame)
-            self._note_changes(state_before, frame, out)
+            self._note_changes(state_before, frame, out, attributes_before)
         return out
 
     @contextmanager
@@ -131,9 +135,19 @@ class TriedInterceptor(JudgedInterceptor):
         watch = HookWatch()
         with watch.watching({module for module, _ in passive}):
             yield
-        if acting := watch.acting.intersection(passive):
-            before.do_not_skip(acting)
-            still = tuple(hook for hook in passive if hook not in acting)
+        self._do_not_skip(watch.acting.intersection(passive), before)
+
+    def _skip_no_pre_hooks(self, before: AttributeSnapshot) -> None:
+        """Let recomputes call all forward pre-hooks: one may set what the forward has changed."""
+        passive = self.side_effects.passive_hooks
+        self._do_not_skip({(m, key) for m, key in passive if key in m._forward_pre_hooks}, before)
+
+    def _do_not_skip(self, hooks: Collection[Hook], before: AttributeSnapshot) -> None:
+        """Let recomputes call these hooks: that of the forward in progress, and those to come."""
+        if hooks:
+            before.do_not_skip(hooks)
+            passive = self.side_effects.passive_hooks
+            still = tuple(hook for hook in passive if hook not in hooks)
             self.side_effects = self.side_effects._replace(passive_hooks=still)
 
     def _hold_or_move(self, directive: Directive, frame: Frame) -> None:
@@ -144,10 +158,18 @@ class TriedInterceptor(JudgedInterceptor):
         elif directive.evictor is not None and not self.collective_ranks:
             directive.evictor.hold(directive.run, frame)
 
-    def _note_changes(self, state_before: StateBeforeForward, frame: Frame, out: Any) -> None:
+    def _note_changes(
+        self,
+        state_before: StateBeforeForward,
+        frame: Frame,
+        out: Any,
+        attributes_before: AttributeSnapshot | None,
+    ) -> None:
         """Let recomputes find what the forward has found, and restore what it has changed."""
         new_changes = state_before.new_changes()
         if new_changes is not None:
+            if new_changes.attributes and attributes_before is not None:
+                self._skip_no_pre_hooks(attributes_before)
             self._handle_new_changes(new_changes, frame, out)
         # Last: what the forward is known to change is put in place inside of this.
         frame.found += (state_before.for_recompute(self.tried.first_node),)
@@ -204,8 +226,8 @@ class TriedInterceptor(JudgedInterceptor):
         """
         if not frame.keeping:
             raise RecomputeError(
-                f"block {self.name!r} has begun to change its parameter {name!r} in its forward. "
-                "Its recompute would change it again, so this step is lost. "
+                f"block {self.name!r} has begun to change or replace its parameter {name!r} in its "
+                "forward. Its recompute would do so again, so this step is lost. "
                 f"exclude={self.name!r} keeps the block from the first step on"
             )
         frame.keep()

@@ -58,7 +58,11 @@ class Shuttle(Collector):
             interceptor.side_effects,
             execution_context.run,
         )
-        out = buffers.run(measured, interceptor.forward, args, kwargs)
+        try:
+            out = buffers.run(measured, interceptor.forward, args, kwargs)
+        except Exception:  # so will the forward itself, or else there is nothing to report
+            self.readings.drop_peak()
+            return
         ended = self._clock.mark()
         after = self.readings.read()
         kept = after.in_use - before - new_bytes(out, (args, kwargs))
