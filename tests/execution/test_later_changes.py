@@ -14,12 +14,13 @@ import torch
 from torch import nn
 from torch.nn.utils import spectral_norm as older_spectral_norm
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.utils.checkpoint import checkpoint
 
 import mimose
 from compare import assert_same_buffers, assert_same_gradients
 from loops import block_interceptors
 from mimose.bench.measuring import LatestStep
-from mimose.errors import MimoseWarning, RecomputeError
+from mimose.errors import ConflictError, MimoseWarning, RecomputeError
 from parts import Observations
 
 WIDTH, STEPS = 8, 5
@@ -320,6 +321,40 @@ def test_recomputes_call_a_hook_from_the_forward_on_in_which_it_acts(
         else:
             layer.first.register_forward_hook(hook)
     assert assert_as_plain(model, activate) == [True] * 3
+
+
+def sets_a_scale(module: Any, args: Any) -> None:
+    module.scale = 0.5 if module.active else 1.0
+
+
+class IsScaled(nn.Linear):
+    active, scale = False, 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+def test_recomputes_call_a_pre_hook_that_begins_to_set_an_attribute() -> None:
+    def activate(model: Any) -> None:
+        for layer in model.layers:
+            layer.first.active = True
+
+    model = Net()
+    for layer in model.layers:
+        layer.first = IsScaled(WIDTH, WIDTH)
+        layer.first.scale = 1.0
+        layer.first.register_forward_pre_hook(sets_a_scale)
+    assert_as_plain(model, activate)
+
+
+def test_a_checkpoint_around_blocks_that_begins_later_is_refused_by_name() -> None:
+    model = Net()
+    x = torch.randn(5, WIDTH, requires_grad=True)
+    with mimose.auto_checkpoint(model, "1GiB", planner="recompute_all"):
+        for _ in range(3):
+            model(x).sum().backward()
+        with pytest.raises(ConflictError, match=r"torch.utils.checkpoint"):
+            checkpoint(nn.Sequential(*model.layers), x, use_reentrant=False).sum().backward()
 
 
 class AddsAHook(Block):

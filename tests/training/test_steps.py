@@ -14,7 +14,7 @@ from torch.nn.modules import module
 
 import mimose
 import models
-from compare import assert_same_gradients
+from compare import assert_same_buffers, assert_same_gradients
 from loops import (
     Batch,
     Dice,
@@ -790,6 +790,27 @@ def test_blocks_that_a_block_calls_are_a_part_of_its_run(kind: type[nn.Module]) 
         assert train(model, batches, after_step=seen) == train(plain, batches)
     assert {len(choices) for choices in seen.plans} == {6}
     seen.assert_exact(steps=15)
+
+
+class Normalizes(AsksANeighbour):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x.transpose(1, 2)).transpose(1, 2))
+
+
+def test_a_block_that_calls_one_with_buffers_is_kept_and_they_are_updated_once() -> None:
+    model = Stack(Normalizes)
+    model.blocks[2].neighbours = [model.blocks[0]]
+    plain, batches = copy.deepcopy(model), texts(lengths(8, 20, 70))
+    with (
+        mimose.auto_checkpoint(model, "64MiB", planner="recompute_all"),
+        pytest.warns(mimose.MimoseWarning, match=r"'blocks.2' cannot be .* which has buffers"),
+    ):
+        assert train(model, batches) == train(plain, batches)
+    assert_same_buffers(model, plain)
 
 
 class SkipsNamed(models.Encoder):

@@ -64,7 +64,7 @@ class BlockInterceptor(TriedInterceptor):
         if under_transform():
             return own_call(*args, **kwargs)
         if self.tried.running is not None:  # one run of a block has one plan
-            self.tried.running.calls_blocks = True
+            self.tried.running.calls(module)
             return own_call(*args, **kwargs)
         if self.tried.waiting is not None:
             self.tried.waiting.settle()

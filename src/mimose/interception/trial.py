@@ -271,7 +271,8 @@ class TriedInterceptor(JudgedInterceptor):
             *_as_found(exchanged, buffers, attributes_before, given),
             functools.partial(run_with_former, unchanged),
         )
-        kind = None if side_effects or changed is not None else self._kind(frame)
+        alone = changed is None and not self.called_buffers
+        kind = self._kind(frame) if alone and not side_effects else None
         if kind is not None and kind in self.tried.kinds:
             frame.evict()
             _move_arguments(directive, frame)
@@ -279,6 +280,9 @@ class TriedInterceptor(JudgedInterceptor):
         elif changed is not None:  # a recompute would change it again
             frame.keep()
             self.distrust(f"it changes {changed}")
+        elif self.called_buffers:  # which nobody has looked at
+            frame.keep()
+            self.distrust("it calls another block, which has buffers")
         else:
             self._compare(directive, frame, out, given, kind)
         return out

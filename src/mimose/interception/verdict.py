@@ -17,6 +17,7 @@ from mimose.execution import (
     SideEffects,
     StateBeforeForward,
     all_buffer_slots,
+    buffers_in,
     norm_buffers,
     parameter_slots,
 )
@@ -31,6 +32,7 @@ class JudgedInterceptor(Interceptor):
     __slots__ = (
         "attempts",
         "build",
+        "called_buffers",
         "calls_blocks",
         "changing",
         "collective_ranks",
@@ -76,6 +78,8 @@ class JudgedInterceptor(Interceptor):
         self.parameters: list[tuple[dict[str, Any], str]] = []
         self.calls_blocks = False
         """Whether its forward calls itself or other blocks, which then are a part of its run."""
+        self.called_buffers = False
+        """Whether other blocks that it calls have buffers."""
         self.collective_ranks: frozenset[int] = frozenset()
         """The ranks that take part in collectives of the forward, recorded in the trial."""
 
@@ -150,6 +154,12 @@ class JudgedInterceptor(Interceptor):
     def follow(self, trusted: bool | None) -> None:
         """Adopt another rank's verdict: False if the block cannot be recomputed, None to try it."""
         self.trusted = trusted
+
+    def calls(self, other: nn.Module) -> None:
+        """The block calls a block in its forward: itself, or one that is not its child."""
+        self.calls_blocks = True
+        if other is not self._module():
+            self.called_buffers |= bool(buffers_in(other))
 
     def distrust(self, problem: str) -> None:
         """Keep the block from now on, since it cannot be recomputed, and warn."""
