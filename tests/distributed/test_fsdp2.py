@@ -96,6 +96,42 @@ def test_gradients_accumulated_without_sync_are_those_of_plain_fsdp2(pair: Pair)
     assert_plans_differ([first, second])
 
 
+class Warm(nn.Linear):
+    """Counts its rows, and does less after some."""
+
+    rows = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows += len(x)
+        return super().forward(x).tanh() * (1.0 if self.rows <= 6 else 0.5)
+
+
+def count_rows(rank: int) -> list[tuple[list[float], list[int]]]:
+    results = []
+    for attached in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Warm(8, 8) for _ in range(3)))
+        for block in model:
+            fully_shard(block)
+        fully_shard(model)
+        handle = mimose.auto_checkpoint(model, "1GiB", blocks=Warm, planner="recompute_all")
+        if not attached:
+            handle.detach()
+        losses = []
+        for _ in range(4):
+            loss = model(torch.ones(2, 8)).sum()
+            loss.backward()
+            losses.append(loss.item())
+        handle.detach()
+        results.append((losses, [block.rows for block in model]))
+    return results
+
+
+def test_counters_of_sharded_blocks_advance_once_a_step(pair: Pair) -> None:
+    for ours, plain in pair.run(count_rows):
+        assert ours == plain
+
+
 def train_compiled(rank: int) -> tuple[list[str], list[frozenset[int]]]:
     """By a director: on a CPU nothing is compiled while a session counts storages."""
     ours, director = models.Encoder(), Only()

@@ -244,3 +244,23 @@ def test_a_block_that_cannot_run_twice_without_a_frame_is_kept_in_one(hooked: bo
     assert_same_gradients(plain, model)
     for layer, own in zip(model.layers, plain.layers, strict=True):
         assert getattr(layer, "calls", 0) == getattr(own, "calls", 0)
+
+
+@pytest.mark.parametrize("directive", KEPT)
+def test_a_forward_whose_observing_hook_was_called_does_not_run_again(
+    monkeypatch: pytest.MonkeyPatch, directive: Directive
+) -> None:
+    """What the hook has collected would be there twice."""
+    monkeypatch.setattr(Block, "put", put_nowhere, raising=False)
+    LEFT[0], features = 0, []
+    model, director = Net(Block, lambda: None), Director(Directive(Option.RECOMPUTE))
+    for layer in model.layers:
+        layer.linear.register_forward_hook(lambda *all: features.append(all[-1]))
+    Attachment(model, find_blocks(model, blocks=Block), director)
+    step(model)
+    director.directive, LEFT[0] = directive, 1
+    features.clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        step(model)
+    assert len(features) == 1
+    assert director.ran_out_in == []
