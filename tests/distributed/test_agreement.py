@@ -233,6 +233,23 @@ def test_what_one_rank_recomputes_observes_or_distrusts_all_do(pair: Pair) -> No
     assert first["trusted"] == second["trusted"] == [True, None, False]
 
 
+def hook_on_one_rank(rank: int) -> None:
+    plain = with_shared_norm()
+    ours = copy.deepcopy(plain)
+    with mimose.auto_checkpoint(ours, "4GiB", planner="recompute_all"):
+        for i, batch in enumerate(batches_of(rank, 6)):
+            if i == 3 and rank == 0:
+                ours.encoder.layers[1].linear1.register_forward_hook(lambda *_: None)
+            for model in (plain, ours):
+                torch.manual_seed(i)
+                models.loss_of(model, batch).backward()
+            assert_same_gradients(ours, plain)
+
+
+def test_a_hook_that_one_rank_adds_does_not_make_it_wait_for_the_others(pair: Pair) -> None:
+    pair.run(hook_on_one_rank)
+
+
 def exchange_under_another_default_device(rank: int) -> bool:
     torch.set_default_device("meta")
     try:

@@ -94,6 +94,9 @@ class TriedInterceptor(JudgedInterceptor):
             self.distrust(given.problem)
             return self._run_examined(function, args, kwargs)
         rebuilt = self.build is not None and not self.build.unchanged
+        if rebuilt and self.collective_ranks:  # the others would not take part in a trial
+            self._settle(self.changing, self.side_effects)
+            rebuilt = False
         if self.trusted is None or rebuilt:
             return self._run_trial(directive, function, args, kwargs, given, may_fail=may_fail)
         if top_hooks() is not None:  # another checkpoint around it may begin in any step
@@ -101,7 +104,8 @@ class TriedInterceptor(JudgedInterceptor):
         exchanged = swapped_parameters(self.parameters)
         state_before = self._before()
         attributes_before = self._attributes_before()
-        if attributes_before is not None and attributes_before.too_large - self.large:
+        too_large = attributes_before is not None and attributes_before.too_large - self.large
+        if too_large and not self.collective_ranks:
             return self._run_trial(directive, function, args, kwargs, given, may_fail=may_fail)
         buffers = BufferSnapshot(self.changing) if self.changing else None
         found = _as_found(exchanged, buffers, attributes_before, given)
