@@ -38,10 +38,10 @@ from mimose.execution.generators import Generator, OtherGenerators
 from mimose.execution.hook_watch import Hook, HookWatch
 from mimose.execution.later_changes import (
     ChangeDetector,
-    ModuleStructure,
     NewChanges,
     StateBeforeForward,
 )
+from mimose.execution.module_structure import ModuleStructure
 from mimose.execution.on_host import ArgumentsOfStep, MovedStorage, run_saving_on_host
 from mimose.execution.recompute import Frame, RunAsFound
 from mimose.execution.saved_arguments import copy_containers

@@ -29,51 +29,16 @@ from mimose.execution.attributes import (
     attribute_holders,
     copy_value,
     equals_copy,
-    is_small_and_plain,
 )
 from mimose.execution.buffers import BufferSlot
 from mimose.execution.temporary_values import ABSENT, Entry, run_with_former
-from mimose.tensors import bytes_of, version_of
+from mimose.execution.watched_tensor import WatchedTensor
+from mimose.tensors import bytes_of
 
-_COPIED_BYTES = 1 << 16
-"""Tensors up to this size are copied, so that their value before an in-place change is known."""
 _MOST_ATTRIBUTES = 32
 """Objects with more attributes, e.g. a model's configuration, are checked in the first run only."""
 _MUTABLE = (list, dict, set, deque, tuple, np.ndarray)
 """A tuple may hold one of the others."""
-
-
-class ModuleStructure:
-    """The modules of a block, with their hooks and the names of their buffers."""
-
-    __slots__ = ("_children", "_empty", "_parts", "_seen", "_tables")
-
-    def __init__(self, block: nn.Module) -> None:
-        self._parts = list(block.modules())
-        tables = [table for part in self._parts for table in _tables(part, part is block)]
-        self._tables = [table for table in tables if table and isinstance(table, dict)]
-        self._empty = [table for table in tables if not table and isinstance(table, dict)]
-        children = (part._modules for part in self._parts)
-        self._children = [table for table in children if table and isinstance(table, dict)]
-        self._seen = self._read()
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether the block still has this structure."""
-        return not any(self._empty) and self._seen == self._read()
-
-    def _read(self) -> list[Any]:
-        return [
-            *map(type, self._parts),
-            *chain.from_iterable(self._tables),
-            *chain.from_iterable(map(dict.values, self._children)),
-        ]
-
-
-def _tables(part: nn.Module, is_block: bool) -> tuple[Any, ...]:
-    if is_block:  # the block's own hooks run outside the recompute
-        return part._modules, part._buffers
-    return part._modules, part._buffers, part._forward_hooks, part._forward_pre_hooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +96,7 @@ class ChangeDetector:
         self.holders: list[Any] = []
         self.names: list[list[str]] = []
         self.getters: list[Callable[[Any], tuple[Any, ...]]] = []
-        self.tensors = [_WatchedTensor(module, module._buffers, name) for module, name in buffers]
+        self.tensors = [WatchedTensor(module, module._buffers, name) for module, name in buffers]
         skipped = {(id(holder), name) for holder, name in known}
         for holder in attribute_holders(block):
             if _sets_no_attributes(holder):
@@ -167,7 +132,7 @@ class ChangeDetector:
         for name in names:
             value = vars(holder)[name]
             if isinstance(value, torch.Tensor):
-                self.tensors.append(_WatchedTensor(holder, vars(holder), name))
+                self.tensors.append(WatchedTensor(holder, vars(holder), name))
 
     def note_earlier(self) -> None:
         """The model was called: remember the tensors that are there already."""
@@ -368,7 +333,7 @@ def _equal(a: list[Any], b: list[Any]) -> bool:
 
 
 def _new_changes(
-    tensors: list[tuple[_WatchedTensor, torch.Tensor | None]],
+    tensors: list[tuple[WatchedTensor, torch.Tensor | None]],
     attributes: list[tuple[Any, str, Any]],
 ) -> NewChanges:
     buffers, lost = [], ""
@@ -381,48 +346,3 @@ def _new_changes(
         else:
             attributes.append((watched.holder, watched.name, value))
     return NewChanges(attributes, buffers, lost)
-
-
-class _WatchedTensor:
-    """A slot with a tensor. Records the tensor's version and, if it is small, its value."""
-
-    __slots__ = ("_copy", "_ref", "_table", "_version", "holder", "name")
-
-    def __init__(self, holder: Any, table: dict[str, Any], name: str) -> None:
-        self.holder, self._table, self.name = holder, table, name
-        self._ref: Callable[[], Any] = _no_tensor
-        self._version = -2
-        self._copy: torch.Tensor | None = None
-        self.record()
-
-    @property
-    def is_buffer(self) -> bool:
-        return self._table is not vars(self.holder)
-
-    def record(self) -> torch.Tensor | None:
-        """Record and return the tensor now in the slot; None if there is none."""
-        found = self._table.get(self.name)
-        if not isinstance(found, torch.Tensor):
-            return None
-        if self._ref() is not found or version_of(found) != self._version:
-            self._ref, self._version = weakref.ref(found), version_of(found)
-            small = is_small_and_plain(found) and found.nbytes <= _COPIED_BYTES
-            self._copy = found.clone() if small and not found.requires_grad else None
-        return found
-
-    def changed_since(self, before: torch.Tensor | None) -> bool:
-        """Whether the recorded tensor was replaced or changed in place."""
-        now = self._table.get(self.name)
-        if now is not before:
-            return before is not None or isinstance(now, torch.Tensor)
-        return before is not None and version_of(before) != self._version
-
-    def value_before(self, before: torch.Tensor | None) -> Any:
-        """The value that was recorded; ABSENT if it was changed in place and not copied."""
-        if before is None or version_of(before) == self._version:
-            return before
-        return ABSENT if self._copy is None else self._copy
-
-
-def _no_tensor() -> None:
-    return None
