@@ -275,7 +275,7 @@ class TriedInterceptor(JudgedInterceptor):
             *_as_found(exchanged, buffers, attributes_before, given),
             functools.partial(run_with_former, unchanged),
         )
-        alone = changed is None and not self.called_buffers
+        alone = changed is None and not self.calls_buffers
         kind = self._kind(frame) if alone and not side_effects else None
         if kind is not None and kind in self.tried.kinds:
             frame.evict()
@@ -284,7 +284,7 @@ class TriedInterceptor(JudgedInterceptor):
         elif changed is not None:  # a recompute would change it again
             frame.keep()
             self.distrust(f"it changes {changed}")
-        elif self.called_buffers:  # which nobody has looked at
+        elif self.calls_buffers:  # which nobody has looked at
             frame.keep()
             self.distrust("it calls another block, which has buffers")
         else:

@@ -32,7 +32,7 @@ class JudgedInterceptor(Interceptor):
     __slots__ = (
         "attempts",
         "build",
-        "called_buffers",
+        "called",
         "calls_blocks",
         "changing",
         "collective_ranks",
@@ -78,8 +78,8 @@ class JudgedInterceptor(Interceptor):
         self.parameters: list[tuple[dict[str, Any], str]] = []
         self.calls_blocks = False
         """Whether its forward calls itself or other blocks, which then are a part of its run."""
-        self.called_buffers = False
-        """Whether other blocks that it calls have buffers."""
+        self.called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """The other blocks that it calls."""
         self.collective_ranks: frozenset[int] = frozenset()
         """The ranks that take part in collectives of the forward, recorded in the trial."""
 
@@ -159,7 +159,12 @@ class JudgedInterceptor(Interceptor):
         """The block calls a block in its forward: itself, or one that is not its child."""
         self.calls_blocks = True
         if other is not self._module():
-            self.called_buffers |= bool(buffers_in(other))
+            self.called.add(other)
+
+    @property
+    def calls_buffers(self) -> bool:
+        """Whether other blocks that it calls have buffers."""
+        return any(map(buffers_in, self.called))
 
     def distrust(self, problem: str) -> None:
         """Keep the block from now on, since it cannot be recomputed, and warn."""
